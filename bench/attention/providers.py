@@ -33,10 +33,7 @@ OUR_BACKENDS: dict[str, str | None] = {
 }
 """Provider to the `backend` of `smkern.paged_attention`: as dispatched; our CUDA; our Triton."""
 
-SDPA_BACKENDS = {
-    "sdpa:cudnn": SDPBackend.CUDNN_ATTENTION,
-    "sdpa:flash": SDPBackend.FLASH_ATTENTION,
-}
+SDPA_BACKENDS = {"sdpa:cudnn": SDPBackend.CUDNN_ATTENTION, "sdpa:flash": SDPBackend.FLASH_ATTENTION}
 
 
 def plan_of(ops: AttentionOperands, place: Place, out: Any = None) -> Any:

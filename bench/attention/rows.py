@@ -161,11 +161,7 @@ def _informal(ours: Sequence[Cell], kind: str) -> Row:
 
 
 def _least_or_most(
-    cells: Sequence[Cell],
-    value: Callable[[Cell], float],
-    target: float,
-    *,
-    at_most: bool = False,
+    cells: Sequence[Cell], value: Callable[[Cell], float], target: float, *, at_most: bool = False
 ) -> Row:
     found = [cell for cell in cells if not cell.get("error")]
     return worst_row(found, value, target, _name, at_most=at_most)

@@ -165,10 +165,7 @@ _BLEND = 3.0
 
 
 def predict_us(
-    problem: AppendProblem,
-    config: AppendConfig,
-    budget: Budget,
-    profile: CeilingSource,
+    problem: AppendProblem, config: AppendConfig, budget: Budget, profile: CeilingSource
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 

@@ -161,11 +161,7 @@ class BucketFamily(Family[P, C]):
         )
 
     def select(
-        self,
-        problem: P,
-        budget: Budget,
-        profile: Profile,
-        table: BucketTable[Any, C] | None = None,
+        self, problem: P, budget: Budget, profile: Profile, table: BucketTable[Any, C] | None = None
     ) -> Selection[C]:
         """The configuration for `problem` in `budget`, with its source; pure, needs no GPU.
 

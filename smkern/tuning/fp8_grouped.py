@@ -51,10 +51,7 @@ class ScaledGroupedConfig:
     pdl: bool = True
 
 
-CONFIGS = (
-    ScaledGroupedConfig(16, 64, 4, 4, 3),
-    ScaledGroupedConfig(64, 64, 8, 4, 2),
-)
+CONFIGS = (ScaledGroupedConfig(16, 64, 4, 4, 3), ScaledGroupedConfig(64, 64, 8, 4, 2))
 """By height."""
 
 

@@ -210,10 +210,7 @@ _BLEND = 4.0
 
 
 def predict_us(
-    problem: GroupedProblem,
-    config: GroupedConfig,
-    budget: Budget,
-    profile: Profile,
+    problem: GroupedProblem, config: GroupedConfig, budget: Budget, profile: Profile
 ) -> float:
     """Predicted time with cold caches, us, from the busiest CTA's tiles, memory and L2."""
     share = _POINTER_SHARE if config.kernel == "pointer" else 1.0

@@ -209,10 +209,7 @@ _HALF_WARPS = 8
 
 
 def predict_us(
-    problem: MoeProblem,
-    config: MoeConfig,
-    budget: Budget,
-    profile: CeilingSource,
+    problem: MoeProblem, config: MoeConfig, budget: Budget, profile: CeilingSource
 ) -> float:
     """Predicted time with cold caches, us, from the busiest SM's items and memory."""
     fixed = _LAUNCH_US + _CHAIN_US

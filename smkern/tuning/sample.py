@@ -140,10 +140,7 @@ _EFFICIENCY = 0.9
 
 
 def predict_us(
-    problem: SampleProblem,
-    config: SampleConfig,
-    budget: Budget,
-    profile: CeilingSource,
+    problem: SampleProblem, config: SampleConfig, budget: Budget, profile: CeilingSource
 ) -> float:
     """Predicted time of one launch with cold caches, us: one read, plus finishing the last rows."""
     grid = grid_of(problem, config, budget)

@@ -6,13 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.autotune import attention, main
-from smkern.autotune.attention_cases import (
-    MODELS,
-    Heads,
-    parse_heads,
-    quick_cases,
-    tuned_cases,
-)
+from smkern.autotune.attention_cases import MODELS, Heads, parse_heads, quick_cases, tuned_cases
 from smkern.tuning.attention import constraints
 from smkern.tuning.attention.key import AttentionKey
 from smkern.tuning.attention.select import AttentionTable, select_attention

@@ -128,9 +128,7 @@ def tuner_of(tuned: Tuned, dispatcher: Any, cuda: FakeCuda) -> tuple[Any, Any]:
 
 
 @EACH
-def test_a_cell_is_measured_and_checked(
-    tuned: Tuned, profile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_is_measured_and_checked(tuned, profile, monkeypatch) -> None:
     """Grouped products may sum in another order; the rest must agree to the bit."""
     cuda = FakeCuda().install(monkeypatch)
     dispatcher, problem = Dispatcher(profile, cuda), tuned.case.problem
@@ -152,9 +150,7 @@ def test_a_cell_is_measured_and_checked(
 
 
 @EACH
-def test_a_result_that_is_missing_is_wrong(
-    tuned: Tuned, profile: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_is_missing_is_wrong(tuned, profile, monkeypatch) -> None:
     cuda = FakeCuda().install(monkeypatch)
     dispatcher: Any = SimpleNamespace(launch_by=lambda *_: lambda *__: None)
     tuner, place = tuner_of(tuned, dispatcher, cuda)

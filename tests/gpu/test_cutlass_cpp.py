@@ -18,10 +18,7 @@ CASES = [
     Case(1, 8, 8), Case(7, 264, 1000), Case(77, 776, 520), Case(129, 136, 4104),
     Case(300, 1032, 200), Case(1000, 2056, 1096),
 ]  # fmt: skip
-OURS = [
-    GemmConfig("cutlass", 80, 128, 64, 4, 8, swap=True),
-    GemmConfig("ws", 128, 128, 64, 8, 4),
-]
+OURS = [GemmConfig("cutlass", 80, 128, 64, 4, 8, swap=True), GemmConfig("ws", 128, 128, 64, 8, 4)]
 
 
 @pytest.fixture(scope="module")

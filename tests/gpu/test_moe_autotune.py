@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,9 +16,7 @@ from smkern.device import device_info
 @pytest.mark.parametrize(
     ("op", "family", "ops"), [("moe", MOE, MOE_OPS), ("grouped_gemm", GROUPED, GROUPED_OPS)]
 )
-def test_every_cell_has_a_winner_and_no_candidate_is_wrong(
-    tmp_path: Path, op: str, family: Any, ops: Any
-) -> None:
+def test_every_cell_has_a_winner_and_no_candidate_is_wrong(tmp_path, op, family, ops) -> None:
     out, record = tmp_path / f"{op}.json", tmp_path / "raw.jsonl"
     arguments = ["--op", op, "--ms", "64,1024", "--budgets", "16,132", "--confined", "both"]
     arguments += ["--out", str(out), "--raw", str(record)]

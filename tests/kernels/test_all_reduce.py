@@ -22,9 +22,7 @@ SOURCE = "".join(path.read_text() for path in (source_folder() / "all_reduce").i
     [(2, "bf16", "norm", 2), (2, "bf16", "norm", 3), (2, "bf16", "add", 3), (8, "bf16", "norm", 3),
      (4, "fp16", "sum", 1), (2, "bf16", "norm", 8)],
 )  # fmt: skip
-def test_kernels_spill_nothing(
-    ranks: int, dtype: str, mode: str, vectors: int, tmp_path: Path
-) -> None:
+def test_kernels_spill_nothing(ranks, dtype, mode, vectors, tmp_path) -> None:
     cubin = one_shot_variant(ranks, dtype, mode, vectors, 90).compile()
     registers, stack = usage(cubin, tmp_path)
     # 512 threads; of two ranks and up to 5,120 numbers a row both lanes' sums fit an SM at once

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from smkern.device import Budget
@@ -18,7 +16,7 @@ from smkern.tuning.constraints import shared_limit
     [(90, "mask", True), (90, "grid", False), (80, "mask", False)],
 )
 def test_a_plan_overlaps_only_where_its_kernel_waits(
-    capability: int, confined: Any, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+    capability, confined, overlaps, monkeypatch
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(cuda, "compile_plan", lambda capability: b"")
@@ -30,9 +28,7 @@ def test_a_plan_overlaps_only_where_its_kernel_waits(
 
 
 @pytest.mark.parametrize(("capability", "most"), [(80, 16_384), (86, 14_728), (90, 16_384)])
-def test_a_plan_has_the_requests_that_the_device_holds(
-    capability: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_has_the_requests_that_the_device_holds(capability, most, monkeypatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(cuda, "compile_plan", lambda capability: b"")
     monkeypatch.setattr(cuda, "load_function", lambda cubin, name, shared: asked.append(shared))

@@ -9,11 +9,7 @@ import pytest
 from smkern.device import Confinement
 from smkern.errors import DeviceError
 from smkern.kernels.attention.merge_triton import MergeVariant
-from smkern.kernels.attention.triton_compile import (
-    compile_triton,
-    compile_variant,
-    variants_of,
-)
+from smkern.kernels.attention.triton_compile import compile_triton, compile_variant, variants_of
 from smkern.kernels.compile import Artifact
 from smkern.tuning.attention import constraints
 from smkern.tuning.attention.select import select_attention

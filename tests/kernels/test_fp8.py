@@ -50,9 +50,7 @@ WIDE = {
 
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("config", WIDE.values(), ids=WIDE)
-def test_a_gemm_fits_and_keeps_its_sums_in_registers(
-    config: GemmConfig, blocks: bool, tmp_path: Path
-) -> None:
+def test_a_gemm_fits_and_keeps_its_sums_in_registers(config, blocks, tmp_path) -> None:
     assert fp8.fits_registers(config)
     if config.swap and blocks:
         config = replace(config, block_m=min(config.block_m, fp8.MAX_SWAPPED_COLUMNS))

@@ -72,9 +72,7 @@ def test_parameters_are_packed_in_the_kernels_order() -> None:
 
 @pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_rows_that_are_not_whole_and_other_devices(
-    swiglu: bool, capability: int, tmp_path: Path
-) -> None:
+def test_rows_that_are_not_whole_and_other_devices(swiglu, capability, tmp_path) -> None:
     for aligned in (False, True) if capability != 90 else (False,):
         problem = replace(BASE, swiglu=swiglu, aligned=aligned)
         configs = configs_of(problem, capability)

@@ -95,9 +95,7 @@ def test_other_devices(capability: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", [TOPK, PROBLEMS["topk-512"], PROBLEMS["topk-few"]])
-def test_a_row_is_summed_in_one_order_whatever_the_cta(
-    problem: TopkProblem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_is_summed_in_one_order_whatever_the_cta(problem, monkeypatch) -> None:
     """Lanes and elements of a row are dealt alike, or its bits would depend on the budget."""
     layouts = layouts_summed(monkeypatch, r"[\dx]+")
     for variant in MoeKernels(90).variants(problem):

@@ -84,7 +84,7 @@ def check_fits(kernel: Artifact | bytes, shared: int, capability: int, folder: P
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("capability", DEVICES)
 def test_a_gemm_is_planned_by_a_kernel_of_the_device(
-    capability: int, step: str, epilogue: str, loaded: Loaded, tmp_path: Path
+    capability, step, epilogue, loaded, tmp_path
 ) -> None:
     (rows, num_sms), (fused, n, k) = STEPS[step], EPILOGUES[epilogue]
     kernels = GemmKernels(0, capability)
@@ -110,7 +110,7 @@ def _absent() -> Any:
 @pytest.mark.parametrize("rows", [1, 16, 64, 300, 4096])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_every_size_has_a_gemm_whose_operands_are_registers_enough(
-    capability: int, rows: int, invariant: bool
+    capability, rows, invariant
 ) -> None:
     """Without wgmma or tensor memory 64 sums a thread at most: more were seen to spill."""
     dispatcher = Dispatcher(profile_of(capability), None, _absent, _absent)
@@ -158,7 +158,7 @@ def test_operators_over_rows(capability: int, step: str, op: Any, tmp_path: Path
 @pytest.mark.parametrize(("cache_dtype", "step"), [("bf16", "decode"), ("fp8", "prompt")])
 @pytest.mark.parametrize("capability", DEVICES)
 def test_an_append_converts_to_fp8_itself_where_the_device_does_not(
-    capability: int, step: str, cache_dtype: Any, tmp_path: Path
+    capability, step, cache_dtype, tmp_path
 ) -> None:
     (rows, num_sms), profile = STEPS[step], profile_of(capability)
     problem = AppendProblem(

@@ -96,9 +96,7 @@ def test_a_launch_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [1000, 4096, 5120, 16384])
-def test_a_row_is_summed_in_one_order_whatever_the_cta(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_is_summed_in_one_order_whatever_the_cta(width, monkeypatch) -> None:
     """A piece lies in one warp, or a row's bits would depend on the budget."""
     layouts = layouts_summed(monkeypatch, r"\d+x256")
     for op in ("rms_norm", "add_rms_norm"):

@@ -19,10 +19,7 @@ def segments(schedule, pid):
 
 
 problems = st.builds(  # 250 x 64 tiles at most: a split of all has a counter for each
-    GemmProblem,
-    m=st.integers(1, 4000),
-    n=st.integers(1, 4096),
-    k=st.integers(1, 5000),
+    GemmProblem, m=st.integers(1, 4000), n=st.integers(1, 4096), k=st.integers(1, 5000)
 )
 configs = st.builds(
     GemmConfig,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from smkern.kernels import slots_launch, slots_triton
@@ -25,9 +23,7 @@ def test_host_and_device_agree_on_records(name: str) -> None:
 
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
 @pytest.mark.parametrize("stop_tokens", [1, 8, 64])
-def test_a_warp_holds_a_row_and_spills_nothing(
-    stop_tokens: int, capability: int, tmp_path: Path
-) -> None:
+def test_a_warp_holds_a_row_and_spills_nothing(stop_tokens, capability, tmp_path) -> None:
     artifact = SlotVariant(stop_tokens, capability).compile()
     assert (artifact.num_threads, artifact.shared_bytes) == (32, 0)
     registers, stack = usage(artifact, tmp_path)

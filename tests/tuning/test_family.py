@@ -106,9 +106,7 @@ def test_an_illegal_cell_is_passed_over(case: Case) -> None:
 
 
 @EACH
-def test_what_is_written_is_what_dispatch_takes(
-    case: Case, tmp_path: Any, monkeypatch: Any
-) -> None:
+def test_what_is_written_is_what_dispatch_takes(case, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("smkern.tuning.cells.user_path", lambda gpu, op: tmp_path / f"{op}.json")
     file = case.family.file(tmp_path / f"{case.family.name}.json")
     cells = {case.family.key_of(case.problem, BUDGET): Tuned(case.tuned, 4.25)}
@@ -120,9 +118,7 @@ def test_what_is_written_is_what_dispatch_takes(
 
 
 @EACH
-def test_what_no_problem_of_a_cell_may_run_is_refused(
-    case: Case, tmp_path: Any, monkeypatch: Any
-) -> None:
+def test_what_no_problem_of_a_cell_may_run_is_refused(case, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("smkern.tuning.cells.user_path", lambda gpu, op: tmp_path / f"{op}.json")
     key = case.family.key_of(case.problem, BUDGET)
     file = case.family.file(tmp_path / f"{case.family.name}.json")

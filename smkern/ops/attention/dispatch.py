@@ -12,12 +12,7 @@ from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.attention.args import AttentionArguments, Bind
 from smkern.ops.bounded_cache import keep, model_rows
 from smkern.ops.operator_dispatch import absent_kernels
-from smkern.tuning.attention.shapes import (
-    AttentionConfig,
-    AttentionProblem,
-    AttentionShape,
-    Budget,
-)
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 if TYPE_CHECKING:
     from smkern.profile import Profile

@@ -15,13 +15,7 @@ from smkern.ops import checks
 from smkern.ops.aliasing import layout, pointer
 from smkern.ops.attention import check
 from smkern.ops.attention.dispatch import AttentionDispatcher, PlanLaunch, attention_dispatcher
-from smkern.ops.attention.plan import (
-    Plan,
-    PlanNumbers,
-    check_refill,
-    empty_plan,
-    shape_of_plan,
-)
+from smkern.ops.attention.plan import Plan, PlanNumbers, check_refill, empty_plan, shape_of_plan
 from smkern.ops.bounded_cache import keep
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.tuning.attention.shapes import AttentionShape, Budget

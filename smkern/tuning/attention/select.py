@@ -153,10 +153,7 @@ def _listed(
 
 
 def _best(
-    problem: AttentionProblem,
-    budget: Budget,
-    profile: Profile,
-    listed: Sequence[AttentionConfig],
+    problem: AttentionProblem, budget: Budget, profile: Profile, listed: Sequence[AttentionConfig]
 ) -> AttentionConfig:
     """The first, or the fastest if it is predicted faster by more than the model's error."""
     if len(listed) == 1:

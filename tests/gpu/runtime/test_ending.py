@@ -29,9 +29,7 @@ def weights() -> Weights:
 
 
 @pytest.mark.parametrize("turn", [1, 2, 7])
-def test_an_llm_generates_again_behind_an_interrupted_launch(
-    weights: Weights, turn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_llm_generates_again_behind_an_interrupted_launch(weights, turn, monkeypatch) -> None:
     llm = LLM(weights.config, weights=weights, num_pages=64, max_batch=4, prefix_cache=False)
     prompt = list(range(1, 40))
     whole = llm.generate(prompt, greedy(NEW, ignore_eos=True))[0].tokens

@@ -53,9 +53,7 @@ def texts() -> list[list[int]]:
     [{}, {"max_batch": 3}, {"max_step_tokens": 50}, {"num_pages": 24}, {"prefix_cache": False}],
     ids=str,
 )
-def test_tokens_are_the_references(
-    model: Model, texts: list[list[int]], options: dict[str, Any]
-) -> None:
+def test_tokens_are_the_references(model, texts, options) -> None:
     llm = model.llm(**options)
     done = llm.generate(texts, greedy(NEW, ignore_eos=True))
     assert [len(x.tokens) for x in done] == [NEW] * len(texts)
@@ -111,9 +109,7 @@ def test_a_budget_of_few_sms(model: Model, texts: list[list[int]]) -> None:
     llm.close()
 
 
-def test_a_second_time_nothing_is_compiled_or_captured(
-    model: Model, texts: list[list[int]]
-) -> None:
+def test_a_second_time_nothing_is_compiled_or_captured(model, texts) -> None:
     llm = model.llm(prefix_cache=False)
     llm.generate(texts, greedy(NEW, ignore_eos=True))
     before, graphs = smkern.counters(), llm.memory_report().graphs
@@ -124,9 +120,7 @@ def test_a_second_time_nothing_is_compiled_or_captured(
     llm.close()
 
 
-def test_a_stream_that_is_left_leaves_the_model_usable(
-    model: Model, texts: list[list[int]]
-) -> None:
+def test_a_stream_that_is_left_leaves_the_model_usable(model, texts) -> None:
     llm = model.llm(num_pages=60)
     stream = llm.stream(texts, greedy(NEW, ignore_eos=True))
     for _ in range(30):

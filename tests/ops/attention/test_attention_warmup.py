@@ -105,11 +105,7 @@ def serve(device, calls=CALLS, **changes):
     assert device.kernels.loaded == before
 
 
-VARIED = [
-    CALLS,
-    replace(CALLS, cache_dtype=FP8),
-    replace(CALLS, softcap=True),
-]
+VARIED = [CALLS, replace(CALLS, cache_dtype=FP8), replace(CALLS, softcap=True)]
 
 
 @pytest.mark.parametrize("calls", VARIED)
