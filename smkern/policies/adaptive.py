@@ -101,10 +101,9 @@ class Adaptive(BasePolicy):
         >>> from smkern.latency import TablePredictor
         >>> from smkern.policies import Adaptive, Snapshot, Waiting
         >>> snapshot = Snapshot(
-        ...     now_us=0.0, trigger="decode", waiting=(Waiting(7, 0.0, 2000),), prefill=None,
-        ...     preempted=None, running_kv=(2048,) * 64, token_age_us=0.0, decode_queued=0,
-        ...     prefill_queued=0, rung=None, rungs=(16, 32, 48), num_sms=132, num_layers=36,
-        ...     free_pages=500, page_size=16, max_running=96, max_prefill=4, max_tokens=8192,
+        ...     trigger="decode", waiting=(Waiting(7, 0.0, 2000),), running_kv=(2048,) * 64,
+        ...     rungs=(16, 32, 48), num_sms=132, num_layers=36, free_pages=500, page_size=16,
+        ...     max_running=96, max_prefill=4, max_tokens=8192,
         ... )
         >>> decision = Adaptive(TablePredictor.load("qwen3-8b"), tbt_slo_ms=20).decide(snapshot)
         >>> decision.rung, decision.prefill

@@ -74,11 +74,9 @@ class Bullet(BasePolicy):
         >>> from smkern.latency import TablePredictor
         >>> from smkern.policies import Bullet, Snapshot, Waiting
         >>> snapshot = Snapshot(
-        ...     now_us=0.0, trigger="arrival", prefill=None, preempted=None,
-        ...     waiting=(Waiting(7, 0.0, 4000), Waiting(8, 0.0, 3000)),
-        ...     running_kv=(300, 80), token_age_us=0.0, decode_queued=0,
-        ...     prefill_queued=0, rung=None, rungs=(16, 32), num_sms=132, num_layers=36,
-        ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
+        ...     waiting=(Waiting(7, 0.0, 4000), Waiting(8, 0.0, 3000)), running_kv=(300, 80),
+        ...     rungs=(16, 32), num_sms=132, num_layers=36, free_pages=500, page_size=16,
+        ...     max_running=8, max_prefill=4, max_tokens=8192,
         ... )
         >>> policy = Bullet(TablePredictor.load("qwen3-8b"), tbt_slo_ms=15, ttft_slo_ms=1000)
         >>> decision = policy.decide(snapshot)

@@ -50,10 +50,9 @@ class Chunked(BasePolicy):
     Example:
         >>> from smkern.policies import Chunked, Snapshot, Waiting
         >>> snapshot = Snapshot(
-        ...     now_us=0.0, trigger="arrival", waiting=(Waiting(7, 0.0, 1000),), prefill=None,
-        ...     preempted=None, running_kv=(300, 80), token_age_us=0.0, decode_queued=0,
-        ...     prefill_queued=0, rung=None, rungs=(16, 32), num_sms=132, num_layers=36,
-        ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
+        ...     waiting=(Waiting(7, 0.0, 1000),), running_kv=(300, 80), rungs=(16, 32), num_sms=132,
+        ...     num_layers=36, free_pages=500, page_size=16, max_running=8, max_prefill=4,
+        ...     max_tokens=8192,
         ... )
         >>> decision = Chunked(chunk_tokens=512).decide(snapshot)
         >>> decision.rung, decision.prefill, decision.chunk_tokens

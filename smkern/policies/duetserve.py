@@ -74,10 +74,9 @@ class DuetServe(BasePolicy):
         >>> from smkern.latency import TablePredictor
         >>> from smkern.policies import DuetServe, Snapshot, Waiting
         >>> snapshot = Snapshot(
-        ...     now_us=0.0, trigger="arrival", waiting=(Waiting(7, 0.0, 4000),), prefill=None,
-        ...     preempted=None, running_kv=(300, 80), token_age_us=0.0, decode_queued=0,
-        ...     prefill_queued=0, rung=None, rungs=(16, 32), num_sms=132, num_layers=36,
-        ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
+        ...     waiting=(Waiting(7, 0.0, 4000),), running_kv=(300, 80), rungs=(16, 32), num_sms=132,
+        ...     num_layers=36, free_pages=500, page_size=16, max_running=8, max_prefill=4,
+        ...     max_tokens=8192,
         ... )
         >>> policy = DuetServe(TablePredictor.load("qwen3-8b"), tbt_slo_ms=15)
         >>> decision = policy.decide(snapshot)

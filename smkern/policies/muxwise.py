@@ -57,10 +57,9 @@ class MuxWise(BasePolicy):
         >>> from smkern.latency import TablePredictor
         >>> from smkern.policies import MuxWise, Snapshot, Waiting
         >>> snapshot = Snapshot(
-        ...     now_us=0.0, trigger="arrival", waiting=(Waiting(7, 0.0, 4000),), prefill=None,
-        ...     preempted=None, running_kv=(300, 80), token_age_us=0.0, decode_queued=0,
-        ...     prefill_queued=0, rung=None, rungs=(16, 32, 48), num_sms=132, num_layers=36,
-        ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
+        ...     waiting=(Waiting(7, 0.0, 4000),), running_kv=(300, 80), rungs=(16, 32, 48),
+        ...     num_sms=132, num_layers=36, free_pages=500, page_size=16, max_running=8,
+        ...     max_prefill=4, max_tokens=8192,
         ... )
         >>> predictor = TablePredictor.load("qwen3-8b")
         >>> wide, tight = (MuxWise(predictor, tbt_slo_ms=limit) for limit in (30, 7))

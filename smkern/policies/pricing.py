@@ -30,10 +30,9 @@ class Prices:
         >>> from smkern.latency import TablePredictor
         >>> from smkern.policies import Snapshot
         >>> snapshot = Snapshot(
-        ...     now_us=0.0, trigger="decode", waiting=(), prefill=None, preempted=None,
-        ...     running_kv=(2048,) * 64, token_age_us=0.0, decode_queued=0, prefill_queued=0,
-        ...     rung=None, rungs=(16, 32), num_sms=132, num_layers=36, free_pages=500,
-        ...     page_size=16, max_running=64, max_prefill=4, max_tokens=8192,
+        ...     trigger="decode", running_kv=(2048,) * 64, rungs=(16, 32), num_sms=132,
+        ...     num_layers=36, free_pages=500, page_size=16, max_running=64, max_prefill=4,
+        ...     max_tokens=8192,
         ... )
         >>> prices = Prices(TablePredictor.load("qwen3-8b"), snapshot)
         >>> prompt = ((1000, 0),)

@@ -99,9 +99,9 @@ class Ended(NamedTuple):
     seen_us: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A moment of a `Multiplexer`.
+    """A moment of a `Multiplexer`; one in which nothing goes on but what is given.
 
     Attributes:
         now_us: The clock.
@@ -133,16 +133,16 @@ class Snapshot:
             of many the last 64; made when it is looked at.
     """
 
-    now_us: float
-    trigger: Trigger
-    waiting: tuple[Waiting, ...]
-    prefill: PrefillView | None
-    preempted: PrefillView | None
-    running_kv: tuple[int, ...]
-    token_age_us: float
-    decode_queued: int
-    prefill_queued: int
-    rung: int | None
+    now_us: float = 0.0
+    trigger: Trigger = "arrival"
+    waiting: tuple[Waiting, ...] = ()
+    prefill: PrefillView | None = None
+    preempted: PrefillView | None = None
+    running_kv: tuple[int, ...] = ()
+    token_age_us: float = 0.0
+    decode_queued: int = 0
+    prefill_queued: int = 0
+    rung: int | None = None
     rungs: tuple[int, ...]
     num_sms: int
     num_layers: int

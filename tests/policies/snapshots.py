@@ -14,25 +14,9 @@ RUNGS = (16, 24, 32, 48)
 LAYERS = 36
 
 IDLE = Snapshot(
-    now_us=0.0,
-    trigger="arrival",
-    waiting=(),
-    prefill=None,
-    preempted=None,
-    running_kv=(),
-    token_age_us=0.0,
-    decode_queued=0,
-    prefill_queued=0,
-    rung=None,
-    rungs=RUNGS,
-    num_sms=132,
-    num_layers=LAYERS,
-    free_pages=10_000,
-    page_size=16,
-    max_running=64,
-    max_prefill=4,
-    max_tokens=8192,
-)
+    rungs=RUNGS, num_sms=132, num_layers=LAYERS, free_pages=10_000, page_size=16, max_running=64,
+    max_prefill=4, max_tokens=8192,
+)  # fmt: skip
 
 
 def moment(**changes: Any) -> Snapshot:

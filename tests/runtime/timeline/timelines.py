@@ -87,10 +87,8 @@ class Script:
 def snapshot_at(at_us: float, **changes: object) -> Snapshot:
     """A snapshot of an empty runtime on the whole of the device, but for what is given."""
     values: dict = {
-        "trigger": "decode", "waiting": (), "prefill": None, "preempted": None, "running_kv": (),
-        "token_age_us": 0.0, "decode_queued": 0, "prefill_queued": 0, "rung": None,
-        "rungs": (16, 32), "num_sms": NUM_SMS, "num_layers": 4, "free_pages": 100,
-        "page_size": 16, "max_running": 8, "max_prefill": 4, "max_tokens": 1024,
+        "trigger": "decode", "rungs": (16, 32), "num_sms": NUM_SMS, "num_layers": 4,
+        "free_pages": 100, "page_size": 16, "max_running": 8, "max_prefill": 4, "max_tokens": 1024,
     }  # fmt: skip
     return Snapshot(now_us=at_us, **{**values, **changes})
 
