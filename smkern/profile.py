@@ -173,6 +173,7 @@ def load_profile(which: str | int | None = None) -> Profile:
         DeviceError: this machine has GPUs, but none with that index.
 
     Example:
+        >>> import smkern
         >>> smkern.load_profile("h200").source
         'shipped'
     """

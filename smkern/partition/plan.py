@@ -72,7 +72,8 @@ def plan_ladder(
             an atom below 1 or above half of the device.
 
     Example:
-        >>> plan_ladder(smkern.load_profile("h200").info, [16, 32]).rungs
+        >>> import smkern
+        >>> smkern.plan_ladder(smkern.load_profile("h200").info, [16, 32]).rungs
         (16, 32)
     """
     atom = info.sm_granularity if atom is None else _whole("atom", atom)

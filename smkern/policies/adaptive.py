@@ -105,9 +105,9 @@ class Adaptive(BasePolicy):
         ...     rungs=(16, 32, 48), num_sms=132, num_layers=36, free_pages=500, page_size=16,
         ...     max_running=96, max_prefill=4, max_tokens=8192,
         ... )
-        >>> decision = Adaptive(TablePredictor.load("qwen3-8b"), tbt_slo_ms=20).decide(snapshot)
-        >>> decision.rung, decision.prefill
-        (32, (7,))
+        >>> predictor = TablePredictor.load("qwen3-8b")
+        >>> [Adaptive(predictor, tbt_slo_ms=limit).decide(snapshot).rung for limit in (16, 20)]
+        [48, None]
     """
 
     heeds = ("tbt",)

@@ -64,7 +64,7 @@ def register(name: str = "smkern", *, fallback: bool = True) -> None:
         ImportError: transformers is absent, or older than 5.17.
 
     Example:
-        >>> import smkern.integrations.transformers as st
+        >>> import torch, smkern.integrations.transformers as st
         >>> from transformers import AutoModelForCausalLM, LlamaConfig
         >>> st.register()
         >>> config = LlamaConfig(hidden_size=128, num_attention_heads=2, num_hidden_layers=1,
