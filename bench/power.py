@@ -47,7 +47,7 @@ def power_meter(device: int = 0) -> PowerMeter:
 class Watts:
     """The power between the first and the last step of a counter of energy.
 
-    The counter moves every 20 to 100 ms, and NVML's own power is a mean over a second on Hopper:
+    The counter moves every 40 to 130 ms, and NVML's own power is a mean over a second on Hopper:
     the energy between two steps, over the time between them, is exact however short it is.
 
     Args:

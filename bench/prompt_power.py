@@ -60,11 +60,12 @@ MOST = 5
 WITHIN = 1.08
 """How much slower than the fastest they may be by the tuner's way of timing."""
 TURN_US = 5_000.0
-SETTLE_S, SECONDS, TURNS = 0.15, 0.25, 6
-HEAT_S = 0.4
-"""Before the first configuration of a product: the clock falls for so long."""
-PASSES = 2
-"""Beside decode, there and back."""
+SETTLE_S, SECONDS, TURNS = 0.15, 0.5, 6
+"""The counter of energy moves every 90 ms; by readings of 0.25 s decode varied by 5%."""
+HEAT_S = 0.6
+"""Before the first configuration of a product: after 0.4 s a clock was still at 1,660 MHz."""
+PASSES = 3
+"""Beside decode, there and back and there."""
 CLOCK_EVERY = 8
 """Looks at the counter of energy for each reading of the clock."""
 
@@ -133,7 +134,7 @@ class PowerBench:
     _decode: Work | None = None
 
     def read(
-        self, rung: int, product: Captured | None, *, decode: bool, settle_s: float = SETTLE_S
+        self, rung: int, product: Captured | None, *, decode: bool, settle_s: float | None = None
     ) -> Reading:
         """The steady state of a product, of decode steps, or of both beside each other."""
         lanes = []
@@ -154,8 +155,8 @@ class PowerBench:
             looks += 1
 
         found = measure(
-            self.launches.device, lanes, settle_s=settle_s, seconds=SECONDS, turns=TURNS,
-            watch=watch,
+            self.launches.device, lanes, seconds=SECONDS, turns=TURNS, watch=watch,
+            settle_s=SETTLE_S if settle_s is None else settle_s,
         )  # fmt: skip
         us = None if product is None else found[0].us / product.calls
         decode_us = found[-1].us if decode else None
@@ -186,11 +187,10 @@ class PowerBench:
     ) -> list[list[Reading]]:
         """Readings of each product, one after another and then back again, so that drift shows."""
         found: list[list[Reading]] = [[] for _ in products]
-        settle_s = HEAT_S
+        self.read(rung, products[0], decode=decode, settle_s=HEAT_S)
         for number in range(PASSES if decode else 1):
             for i in range(len(products))[:: -1 if number % 2 else 1]:
-                found[i].append(self.read(rung, products[i], decode=decode, settle_s=settle_s))
-                settle_s = SETTLE_S
+                found[i].append(self.read(rung, products[i], decode=decode))
         return found
 
     def decode_alone(self, rung: int) -> Cell:

@@ -72,29 +72,25 @@ def cooler(group: Sequence[Cell]) -> Cell:
 
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
-    """What equally fast configurations differ by, and what choosing among them gains."""
+    """What equally fast configurations differ by, what the coolest of them gives decode, and how
+    far what the tuner's short rounds prefer is behind under power."""
     groups = groups_of(cells)
     ties = [near for group in groups if len(near := equally_fast(group)) > 1]
-    chosen = [
-        next(cell for cell in group if cell["dispatched"])["us"] / group[0]["us"]
-        for group in groups
-        if any(cell["dispatched"] for cell in group)
-    ]
     return {
         "equally_fast": target_row(_mean(map(len, map(equally_fast, groups))), None, len(groups)),
         "decode_spread": _row(_spread(near, "decode_us") for near in ties),
         "energy_spread": _row(_spread(near, "mj_per_token") for near in ties),
-        "clock_spread": _row(_spread(near, "sm_mhz") for near in ties),
         "noise_of_decode": _row(_noise(groups, "decode_us")),
         "noise_of_products": _row(_noise(groups, "us")),
         "cooler_over_fastest_decode": _row(
             group[0]["decode_us"] / cooler(group)["decode_us"] for group in groups
         ),
-        "best_over_fastest_decode": _row(
-            group[0]["decode_us"] / min(cell["decode_us"] for cell in equally_fast(group))
-            for group in groups
+        "tuned_over_fastest": _row(
+            min(group, key=lambda cell: cell["tuned_us"])["us"] / group[0]["us"] for group in groups
         ),
-        "dispatched_over_fastest": _row(chosen),
+        "dispatched_over_fastest": _row(
+            cell["us"] / group[0]["us"] for group in groups for cell in group if cell["dispatched"]
+        ),
     }
 
 

@@ -14,6 +14,8 @@ from smkern.bench.power import Watts
 from smkern.bench.prompt_power import Captured, Item, PowerBench, finalists, items_of
 from smkern.bench.prompt_power_rows import Reading, cooler, equally_fast, figures, summarize
 from smkern.bench.results import Results
+from smkern.bench.tables.markdown import NOT_MEASURED
+from smkern.bench.tables.power import configurations_table
 from smkern.device import Budget
 from smkern.kv import KvPool, KvSizes
 from smkern.measure.launches import ModelLaunches
@@ -97,13 +99,14 @@ def cell(config: str, us: float, decode_us: float, mj: float, **more: Any) -> di
         "decode_us": decode_us,
         "mj_per_token": mj,
         "sm_mhz": 1400.0,
+        "tuned_us": us,
         "dispatched": False,
     } | more
 
 
 def test_of_equally_fast_configurations_the_cooler_one_counts():
     group = [cell("a", 100.0, 2000.0, 0.20), cell("b", 101.9, 1900.0, 0.19)]
-    slower = cell("c", 102.1, 1800.0, 0.10, dispatched=True)
+    slower = cell("c", 102.1, 1800.0, 0.10, dispatched=True, tuned_us=90.0)
     assert equally_fast([*group, slower]) == group
     assert cooler([*group, slower]) is group[1]
     alone = slower | {"case": slower["case"] | {"beside": None}}
@@ -112,11 +115,26 @@ def test_of_equally_fast_configurations_the_cooler_one_counts():
     assert found["decode_spread"]["value"] == pytest.approx(2000 / 1900, abs=1e-4)
     assert found["energy_spread"]["value"] == pytest.approx(0.20 / 0.19, abs=1e-4)
     assert found["cooler_over_fastest_decode"]["value"] == pytest.approx(2000 / 1900, abs=1e-4)
-    assert found["dispatched_over_fastest"]["value"] == pytest.approx(1.021, abs=1e-4)
+    for who in ("tuned", "dispatched"):
+        assert found[f"{who}_over_fastest"]["value"] == pytest.approx(1.021, abs=1e-4)
     assert found["noise_of_decode"]["cells"] == 0
 
 
+def test_the_table_names_a_configuration_once_for_all_that_it_is():
+    cells = [
+        cell("a", 100.0, 2000.0, 0.20, watts=690.0),
+        cell("b", 101.9, 1900.0, 0.19, watts=640.0, dispatched=True),
+        cell("c", 101.0, 1800.0, 0.21, watts=700.0),
+    ]
+    lines = configurations_table(cells).splitlines()
+    assert [line.split(" | ")[1:] for line in lines[2:]] == [
+        ["fastest: `a`", "100", "0.2000", "690", "1400", "2.000 |"],
+        ["coolest, dispatched: `b`", "102", "0.1900", "640", "1400", "1.900 |"],
+    ]
+
+
 def test_nothing_measured_is_no_figure():
+    assert configurations_table([]) == NOT_MEASURED
     assert all(row["value"] is None for row in summarize([]).values())
 
 
@@ -185,14 +203,14 @@ def test_configurations_are_read_there_and_back_beside_decode_and_once_alone(ben
     for decode in (True, False):
         for made in bench.product(Item(PROBLEM, 100, decode), {}):
             results.add(made)
-    there = ["ws128", "ws256", "ws128"]
+    there = ["ws128", "ws256", "ws128", "ws256"]
     resets = ["ws256 reset", "ws128 reset"]
     assert log == [*there, *resets, "ws128", "ws256", *resets], (
-        "the last one is read twice in a row"
+        "each of the ends twice in a row, the first one for heat"
     )
     beside, alone = results.cells[:2], results.cells[2:]
     assert [x["case"]["beside"] for x in results.cells] == ["decode"] * 2 + [None] * 2
-    assert all(len(x["us_all"]) == len(x["decode_us_all"]) == 2 for x in beside)
+    assert all(len(x["us_all"]) == len(x["decode_us_all"]) == 3 for x in beside)
     assert all(x["us"] > 0 and x["decode_us"] is None for x in alone)
     assert [x["dispatched"] for x in beside] == [False, True]
     assert {x["num_sms"] for x in results.cells} == {100}
