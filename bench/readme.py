@@ -81,6 +81,7 @@ BLOCKS: dict[str, Block] = {
     "gemm-losing": _cells("gemm", gemm.losing_table),
     "cliffs-plot": _pictures("cliffs*.png"),
     "cutlass-table": _cells("cutlass", cutlass.ratios_table),
+    "cutlass-cpp-table": _cells("cutlass", cutlass.cpp_table),
     "power-table": _cells("power", power.configurations_table),
     "fp8-table": _cells("fp8", fp8.times_table),
     "untuned-table": _cells("untuned", gemm.untuned_table),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smkern.bench.cutlass import BACKENDS, summarize
-from smkern.bench.tables.cutlass import ratios_table
+from smkern.bench.tables.cutlass import cpp_table, ratios_table
 
 US = {"smkern": 10.0, "smkern:triton": 15.0, "smkern:cutlass": 10.0}
 
@@ -57,12 +57,14 @@ def test_the_table_has_both_ratios_and_none_where_cublas_cannot_run():
     assert table.splitlines()[2:] == ["| 77 | 1.50 / 1.20 | 1.50 / 1.20 |", "| 96 | 1.50 / - |  |"]
 
 
-def test_cpp_kernels_have_rows_where_they_were_built():
-    def group(num_sms, mode, us, over_none):
-        ours = list(cells(77, num_sms, mode))
-        cpp = {**ours[0], "provider": "smkern:cutlass-cpp", "us": us}
-        return [*ours, cpp | {"clusters_over_none": over_none}]
+def group(num_sms, mode, us, over_none):
+    """A group in which CUTLASS's C++ kernels took part."""
+    ours = list(cells(77, num_sms, mode))
+    cpp = {**ours[0], "provider": "smkern:cutlass-cpp", "us": us, "vs_cublas": 12 / us}
+    return [*ours, cpp | {"clusters_over_none": over_none}]
 
+
+def test_cpp_kernels_have_rows_where_they_were_built():
     found = summarize([
         *group(16, "green", 5.0, None), *group(32, "green", 20.0, 1.1),
         *group(132, "full", 8.0, 1.3), *cells(77, 48),
@@ -75,3 +77,10 @@ def test_cpp_kernels_have_rows_where_they_were_built():
     assert found["cutlass_cpp_clusters_over_none_whole_chip"]["value"] == 1.3
     assert found["cutlass_over_triton"]["cells"] == 3
     assert not [name for name in summarize(cells(77, 16)) if "cpp" in name]
+
+
+def test_the_table_of_cpp_kernels_has_only_their_groups():
+    table = cpp_table([
+        *group(16, "green", 5.0, None), *group(32, "green", 20.0, 1.1), *cells(77, 48),
+    ])  # fmt: skip
+    assert table.splitlines()[2:] == ["| 77 | 2.00 / 2.40 / - | 0.50 / 0.60 / 1.10 |"]
