@@ -129,6 +129,24 @@ def test_what_is_not_finite_stays_in_its_rows():
     assert int(spoiled.any(1).sum()) == 2
 
 
+@pytest.mark.parametrize("m", [16, 64, 300])
+@pytest.mark.parametrize("k", [4096, 4480])
+def test_bits_do_not_depend_on_how_scales_lie(m, k):
+    """By rows in fours, which one load takes; in fours but for their base; else apart."""
+    a, a_scale = smkern.quantize(torch.randn(m, k, device="cuda").bfloat16(), "block")
+    w, w_scale = smkern.quantize(torch.randn(520, k, device="cuda").bfloat16(), "weight_block")
+    blocks = k // 128
+    wider, behind = torch.zeros(m, blocks + 5, device="cuda"), torch.zeros(m * blocks + 1).cuda()
+    places = [
+        torch.empty(blocks, m, device="cuda").t(), wider[:, :blocks], wider[:, 1 : blocks + 1],
+        behind[1:].view(m, blocks),
+    ]  # fmt: skip
+    wanted = smkern.gemm(a, w, a_scale=a_scale, w_scale=w_scale)
+    for place in places:
+        place.copy_(a_scale)
+        assert torch.equal(smkern.gemm(a, w, a_scale=place, w_scale=w_scale), wanted)
+
+
 @pytest.mark.parametrize("kind", ["row", "block"])
 @pytest.mark.parametrize("n", [776, 24576])
 def test_a_row_does_not_depend_on_the_batch_or_the_budget(n, kind):

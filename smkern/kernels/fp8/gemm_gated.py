@@ -70,12 +70,13 @@ def _multiply(
         row0 = _first_row(tile_x, BLOCK_X, m) + PART * ROWS
         own = tile_x * BLOCK_X
         row = row0 + gl.arange(0, ROWS, layout=OF_ROWS)
+        known = gl.minimum(row, m - 1)
         gate_at = w_scale + tile_y.to(gl.int64) * w_step
         up_at = w_scale + (tiles_y + tile_y).to(gl.int64) * w_step
         gate, more_gate, up, more_up, stage, phase = sum_wide(
             x_bufs, y_bufs, full, empty, stage, phase, k_iters,
-            a_scale + row.to(gl.int64) * a_step, gate_at, up_at, row, m, a_block_step, PART, PARTS,
-            STAGES, MMA,
+            a_scale + known.to(gl.int64) * a_step, gate_at, up_at, a_block_step, PART, PARTS, STAGES,
+            MMA,
         )  # fmt: skip
         left = _gated(gate, up, DTYPE)
         right = _gated(more_gate, more_up, DTYPE)

@@ -24,14 +24,35 @@ QUARTER = gl.constexpr(64)
 
 
 @gluon.jit
-def _scales(a_at, w_at, row, m, BLOCKS: gl.constexpr):
+def _scales(a_at, w_at, OF_ROWS: gl.constexpr, OF_BLOCKS: gl.constexpr):
     """A step's scales of rows of a, and of its block of w; asked for before the products."""
     by_row = 1.0
     by_block = 1.0
-    if BLOCKS:
-        by_row = gl.load(a_at, mask=row < m, other=1.0)
+    if OF_ROWS:
+        by_row = gl.load(a_at)
+    if OF_BLOCKS:
         by_block = gl.load(w_at)
     return by_row, by_block
+
+
+@gluon.jit
+def _scales_of_turns(a_at, a_block_step, in_fours):
+    """The scales of rows of a in four steps.
+
+    Where they lie in fours, in one load: a warp's rows are on as many lines, and each takes the
+    path to shared memory for a clock, which is what bounds products of few rows.
+    """
+    if in_fours:
+        first, second, third, fourth = gl.inline_asm_elementwise(
+            "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,l", [a_at.to(gl.int64)],
+            dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        first = gl.load(a_at)
+        second = gl.load(a_at + a_block_step)
+        third = gl.load(a_at + 2 * a_block_step)
+        fourth = gl.load(a_at + 3 * a_block_step)
+    return first, second, third, fourth
 
 
 @gluon.jit
@@ -72,27 +93,35 @@ def _promoted(total, acc, by_row, by_block, BLOCKS: gl.constexpr, SWAP: gl.const
 
 @gluon.jit
 def sum_by_turns(
-    x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, row, m, a_block_step,
+    x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, a_block_step, in_fours,
     PART: gl.constexpr, PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, STAGES: gl.constexpr,
     BLOCKS: gl.constexpr, SWAP: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
     """The products of so many steps, [64, BLOCK_Y], and the stage and phase after them."""
+    # swapped, a thread has scales of a quarter of the columns: those of four steps would spill
+    TOGETHER: gl.constexpr = BLOCKS and not SWAP
     acc = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
     other = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
     total = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
     turned = steps // TURNS * TURNS
     for _ in range(0, turned, TURNS):
-        by_row, by_block = _scales(a_at, w_at, row, m, BLOCKS)
+        by_rows = (1.0, 1.0, 1.0, 1.0)
+        by_row, by_block = _scales(a_at, w_at, BLOCKS and SWAP, BLOCKS)
+        if TOGETHER:
+            by_rows = _scales_of_turns(a_at, a_block_step, in_fours)
+            by_row = by_rows[0]
         mbarrier.wait(full.index(stage), phase)
         x, y = _stage(x_bufs, y_bufs, stage, PART, PARTS)
         acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
-        for _ in gl.static_range(1, TURNS):
+        for turn in gl.static_range(1, TURNS):
             before = stage
             stage, phase = _advance(stage, phase, STAGES)
             if BLOCKS:
                 a_at += a_block_step
                 w_at += 1
-            next_row, next_block = _scales(a_at, w_at, row, m, BLOCKS)
+            next_row, next_block = _scales(a_at, w_at, BLOCKS and SWAP, BLOCKS)
+            if TOGETHER:
+                next_row = by_rows[turn]
             mbarrier.wait(full.index(stage), phase)
             x, y = _stage(x_bufs, y_bufs, stage, PART, PARTS)
             other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
@@ -111,7 +140,7 @@ def sum_by_turns(
             a_at += a_block_step
             w_at += 1
     for _ in range(turned, steps):
-        by_row, by_block = _scales(a_at, w_at, row, m, BLOCKS)
+        by_row, by_block = _scales(a_at, w_at, BLOCKS, BLOCKS)
         mbarrier.wait(full.index(stage), phase)
         x, y = _stage(x_bufs, y_bufs, stage, PART, PARTS)
         acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
@@ -127,7 +156,7 @@ def sum_by_turns(
 
 @gluon.jit
 def sum_wide(
-    x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at, row, m, a_block_step,
+    x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at, a_block_step,
     PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
     """The products of so many steps by 256 columns in quarters, and the stage and phase after them.
@@ -143,7 +172,7 @@ def sum_wide(
     third = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
     fourth = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
     for _ in range(steps):
-        by_row, by_block = _scales(a_at, w_at, row, m, True)
+        by_row, by_block = _scales(a_at, w_at, True, True)
         by_next = gl.load(next_at)
         a_at += a_block_step
         w_at += 1

@@ -106,25 +106,28 @@ def _multiply(
         a_at = a_scale
         w_at = w_scale
         next_at = w_scale
-        row = 0
+        in_fours = 0
         if BLOCKS:
-            row = a_first + gl.arange(0, A_LENGTH, layout=A_ROWS)
+            # what rows past the end are multiplied by is not stored
+            row = gl.minimum(a_first + gl.arange(0, A_LENGTH, layout=A_ROWS), m - 1)
             a_at = a_scale + k_begin.to(gl.int64) * a_block_step + row.to(gl.int64) * a_step
             # past the end of w the last block's serve
             block = gl.minimum(w_first, n * 8 - 1) // BLOCK
             w_at = w_scale + block.to(gl.int64) * w_step + k_begin
+            apart = (a_scale.to(gl.int64) % 16 != 0) | (a_block_step != 1) | (a_step % 4 != 0)
+            in_fours = (apart | (k_begin % 4 != 0)) == 0
             block = gl.minimum(w_first + BLOCK, n * 8 - 1) // BLOCK
             next_at = w_scale + block.to(gl.int64) * w_step + k_begin
         if WIDE:
             first, second, third, fourth, stage, phase = sum_wide(
-                x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at, row, m,
+                x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at,
                 a_block_step, PART, PARTS, STAGES, MMA,
             )  # fmt: skip
             sums = (first, second, third, fourth)
         else:
             total, stage, phase = sum_by_turns(
-                x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, row, m, a_block_step,
-                PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
+                x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, a_block_step,
+                in_fours, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
             )  # fmt: skip
             if not BLOCKS:
                 total = _scaled(
