@@ -75,8 +75,8 @@ def _multiply(
         up_at = w_scale + (tiles_y + tile_y).to(gl.int64) * w_step
         gate, more_gate, up, more_up, stage, phase = sum_wide(
             x_bufs, y_bufs, full, empty, stage, phase, k_iters,
-            a_scale + known.to(gl.int64) * a_step, gate_at, up_at, a_block_step, PART, PARTS, STAGES,
-            MMA,
+            a_scale + known.to(gl.int64) * a_step, gate_at, up_at, a_block_step, PART, PARTS,
+            STAGES, MMA,
         )  # fmt: skip
         left = _gated(gate, up, DTYPE)
         right = _gated(more_gate, more_up, DTYPE)

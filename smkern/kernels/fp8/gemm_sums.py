@@ -37,10 +37,10 @@ def _scales(a_at, w_at, OF_ROWS: gl.constexpr, OF_BLOCKS: gl.constexpr):
 
 @gluon.jit
 def _scales_of_turns(a_at, a_block_step, in_fours):
-    """The scales of rows of a in four steps.
+    """The scales of rows of a in four steps, by one load where they lie in fours.
 
-    Where they lie in fours, in one load: a warp's rows are on as many lines, and each takes the
-    path to shared memory for a clock, which is what bounds products of few rows.
+    A warp's rows are on as many lines, and each takes a clock of the path to shared memory, which
+    bounds products of few rows: by a load a step 64 rows took 2 to 13% longer.
     """
     if in_fours:
         first, second, third, fourth = gl.inline_asm_elementwise(
