@@ -20,7 +20,7 @@ from smkern.measure.options import IntList, ShapeList
 from smkern.ops.gemm.dispatch import of_step
 from smkern.ops.gemm.warmup import epilogue_from as of_key
 from smkern.profile import Profile, load_profile
-from smkern.tuning.config import GemmProblem
+from smkern.tuning.config import Epilogue, GemmProblem
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.select import rank
 
@@ -55,7 +55,7 @@ def likeliest(
     multiple=True,
     default=["none"],
     show_default=True,
-    help="none, or bias, residual, silu, gelu joined by +.",
+    help="none, swiglu, or bias, residual, silu, gelu joined by +.",
 )
 @click.option(
     "--top",
@@ -83,7 +83,7 @@ def command(
     if reason := absent():
         raise DeviceError(reason)
     wanted = (
-        GemmProblem(m, n, k, epilogue=of_key(key))
+        GemmProblem(m, n, k, epilogue=Epilogue(swiglu=True) if key == "swiglu" else of_key(key))
         for (n, k), key, m in product(shapes, epilogues, ms)
     )
     made = compile_many(

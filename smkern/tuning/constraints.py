@@ -307,8 +307,6 @@ def serves_swiglu(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     epilogue = problem.epilogue
     if not epilogue.swiglu:
         return config.kernel != "unfused"
-    if config.kernel == "cutlass":
-        return False  # its kernels compile; no GPU has run them yet
     if config.kernel == "unfused" and gate_up_bytes(problem) > MAX_GATE_UP_BYTES:
         return False
     alone = not epilogue.bias and not epilogue.residual and epilogue.activation is None
@@ -344,8 +342,7 @@ def violations(
 
 def may_serve_extras(problem: GemmProblem, capability: Capability) -> bool:
     """Whether any configuration of a kernel that needs an extra runs a problem."""
-    of_kind = problem.aligned and problem.dtype != "fp32" and not problem.epilogue.swiglu
-    return of_kind and capability[0] == 9
+    return problem.aligned and problem.dtype != "fp32" and capability[0] == 9
 
 
 def is_legal(

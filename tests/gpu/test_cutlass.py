@@ -9,8 +9,10 @@ import smkern
 from smkern.kernels.cute.compile import absent, is_there
 from smkern.kernels.gemm_compile import precompile
 from smkern.kernels.gemm_variants import variant_of
+from smkern.measure.build_command import likeliest
 from smkern.ops.gemm.dispatch import gemm_dispatcher
-from smkern.tuning.config import Budget, Epilogue, GemmConfig
+from smkern.profile import load_profile
+from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from tests.gpu import swiglu_support as swiglu
 from tests.gpu.gemm_support import Case, Holder, check, finishes, operands, run_config
 
@@ -34,18 +36,27 @@ FP16 = Case(77, 776, 520, "fp16", Epilogue(True, True))
 GLU = [config for config in CONFIGS if config.block_n % 16 == 0]
 
 
+CHAINED = GemmProblem(77, 768, 768)
+
+
 def wanted():
-    """Every (problem, configuration) here: what is to be compiled where the tests run elsewhere."""
-    yield from (
-        (Case(epilogue=epilogue).problem, config) for config in CONFIGS for epilogue in EPILOGUES
-    )
-    yield from ((FP16.problem, config) for config in CONFIGS)
-    yield from ((swiglu.Case().problem, config) for config in GLU)
+    """Every variant here: what is to be compiled where the tests run elsewhere."""
+    cases = [
+        *(
+            (Case(epilogue=epilogue).problem, config)
+            for config in CONFIGS
+            for epilogue in EPILOGUES
+        ),
+        *((FP16.problem, config) for config in CONFIGS),
+        *((swiglu.Case().problem, config) for config in GLU),
+    ]
+    yield from (variant_of(*case, 90) for case in cases)
+    yield from likeliest([CHAINED], (16, 116), load_profile(), 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    precompile({variant_of(*each, 90) for each in wanted()}, workers=8)
+    precompile(set(wanted()), workers=8)
 
 
 @pytest.mark.parametrize("num_sms", [5, 132])
@@ -113,9 +124,9 @@ def test_nothing_waits_for_sms_of_the_other_partition(ladder, config):
 
 def test_launches_that_overlap_read_what_the_one_before_wrote(ladder):
     """A chain in a graph in a partition, each from the last one's output, against one by one."""
-    n, split = 768, ladder.split(decode=16)
+    m, n, split = CHAINED.m, CHAINED.n, ladder.split(decode=16)
     weights = [torch.randn(n, n, device="cuda").bfloat16() * n**-0.5 for _ in range(8)]
-    a = torch.randn(77, n, device="cuda").bfloat16()
+    a = torch.randn(m, n, device="cuda").bfloat16()
     rooms = [torch.empty_like(a) for _ in weights]
     torch.cuda.synchronize()
 

@@ -15,7 +15,7 @@ from smkern.measure import build_command
 from smkern.measure.build_command import command, likeliest
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
-from smkern.tuning.config import GemmProblem
+from smkern.tuning.config import Epilogue, GemmProblem
 
 
 def built(monkeypatch, *words: str):
@@ -54,15 +54,19 @@ def test_it_compiles_what_dispatch_takes(monkeypatch):
 def test_epilogues_are_variants_of_their_own(monkeypatch):
     sizes = "--shapes", "6144x4096", "--ms", "77", "--budgets", "16"
     wanted, _ = built(
-        monkeypatch, *sizes, "--epilogue", "bias+residual+silu", "--epilogue", "residual"
+        monkeypatch, *sizes, "--epilogue", "bias+residual+silu", "--epilogue", "swiglu"
     )
     found = [(each.bias, each.residual, each.activation) for each in wanted]
-    assert found == [(True, True, "silu"), (False, True, "none")]
+    assert found == [(True, True, "silu"), (False, False, "swiglu")]
 
 
 def test_the_top_ones_are_different_variants():
     profile, problem = load_profile(), GemmProblem(77, 6144, 4096)
     assert len(set(likeliest([problem], [16], profile, top=3))) == 3
+    swiglu = GemmProblem(77, 24576, 4096, epilogue=Epilogue(swiglu=True))
+    assert all(
+        each.block_y % 16 == 0 or each.swap for each in likeliest([swiglu], [16], profile, 9)
+    )
 
 
 def test_without_the_package_it_says_how_to_get_it(monkeypatch):
