@@ -69,10 +69,12 @@ def headline(suites: Suites) -> str:
     if not gemm or "value" not in gain:
         return NOT_MEASURED
     ratios = [settled_ratio(cell) for cell in gemm]
+    own = [settled_ratio(cell) for cell in compared(suites["gemm"].cells, "smkern:triton")]
+    without = f" ({geomean(own):.2f}x without the extra `cutlass`)" if own else ""
     budgets = sorted({cell["group_sms"] for cell in gemm})
     lines = [
-        f"- **{geomean(ratios):.2f}x cuBLAS** in the same partition: `gemm`, geomean over "
-        f"{len(ratios)} cells, {budgets[0]} to {budgets[-1]} SMs; the worst cell "
+        f"- **{geomean(ratios):.2f}x cuBLAS** in the same partition{without}: `gemm`, geomean "
+        f"over {len(ratios)} cells, {budgets[0]} to {budgets[-1]} SMs; the worst cell "
         f"{min(ratios):.2f}x.",
         f"- **{gain['value']:.2f}x the prompt tokens** of chunked prefill beside 64 decoding "
         f"requests of {HEADLINE[0]}, at most {HEADLINE[1]:g} ms between two tokens "
