@@ -68,7 +68,8 @@ def register(name: str = "smkern", *, fallback: bool = True) -> None:
         >>> from transformers import AutoModelForCausalLM, LlamaConfig
         >>> st.register()
         >>> config = LlamaConfig(hidden_size=128, num_attention_heads=2, num_hidden_layers=1,
-        ...                      intermediate_size=64, vocab_size=32, pad_token_id=0)
+        ...                      intermediate_size=64, vocab_size=32, pad_token_id=0,
+        ...                      eos_token_id=None)
         >>> model = AutoModelForCausalLM.from_config(config, attn_implementation="smkern").eval()
         >>> model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, do_sample=False).shape
         torch.Size([1, 4])
