@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from typing import Literal, get_args
 
 from smkern.errors import ArgumentError
@@ -28,10 +27,9 @@ LATE = 0.008
 FIRST_AIMS = {"mixed": 0.95, "split": 0.87, "turns": 0.95}
 """Share of the limit that steps are planned for before any was seen: on an H200 one mixed forward
 in ten takes 4% longer than predicted, and one step beside prompts in ten 8%."""
-WITH_PAUSES, IN_TURNS = 0.88, 0.75
-"""Share of the predicted rate that splits and turns keep after joins and the pauses at their ends;
-chunks have neither. With 0.95 a simulated H200 loses 5% to chunks on Azure's code at 15 ms; turns
-for which 11.7 tokens/ms were predicted had 10 on an H200, since layers do not fill what is left."""
+WITH_PAUSES = 0.88
+"""Share of the predicted rate that splits keep after joins and the pauses at their ends; chunks
+have neither. With 0.95 a simulated H200 loses 5% to chunks on Azure's code at 15 ms."""
 LEAVING = 0.9
 """What chunks must gain over a split that could go on without a pause."""
 MOST_LAYERS = 3
@@ -40,7 +38,7 @@ out no token."""
 ROOM_TO_GROW = 0.95
 """Share of the limit that a decode step may take when requests are admitted: its rows grow."""
 
-Mode = Literal["mixed", "split", "turns"]
+Mode = Literal["mixed", "split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,7 @@ class Plan:
     """A way to go on with prompts.
 
     Attributes:
-        mode: "mixed": a chunk in the decode forward; "split": layers beside decode steps; "turns":
-            layers and decode steps one after another on the whole device.
+        mode: "mixed": a chunk in the decode forward; "split": layers beside decode steps.
         rate: New tokens a microsecond.
         rung: SMs of the decode side, where it splits.
         step_us: Decode step, as predicted.
@@ -66,12 +63,12 @@ class Plan:
 
 
 class Adaptive(BasePolicy):
-    """Chunks, a split, or turns: whichever computes most prompt tokens a time under the limit.
+    """Chunks or a split: whichever computes most prompt tokens a time under the limit.
 
-    When a batch of prompts can begin, three ways are priced: the largest chunk in the next decode
-    forward; a batch by layers on the SMs that the smallest split under the limit leaves; layers in
-    turns with decode steps on the whole device. The fastest of those that keep tokens in time is
-    taken. A batch on its way moves its split with every decode step, as rows come and keys grow.
+    When a batch of prompts can begin, two ways are priced: the largest chunk in the next decode
+    forward; a batch by layers on the SMs that the smallest split under the limit leaves. The faster
+    one that keeps tokens in time is taken. A batch on its way moves its split with every decode
+    step, as rows come and keys grow; where none fits any more its layers take turns with steps.
 
     A request that joins from a split waits for the step that runs, so its second token may be late:
     at most twice a step. With many tokens a request that is few of all; with short outputs it is
@@ -123,7 +120,7 @@ class Adaptive(BasePolicy):
         order: str | Order = "slack",
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         late: float = LATE,
-        modes: tuple[Mode, ...] = ("mixed", "split", "turns"),
+        modes: tuple[Mode, ...] = ("mixed", "split"),
     ) -> None:
         check_counts({"max_prefill_tokens": max_prefill_tokens})
         if not modes or not set(modes) <= set(get_args(Mode)):
@@ -214,8 +211,6 @@ class Adaptive(BasePolicy):
             # Without the hurry it is faster, where its late tokens may be risked.
             calm = self._split(snapshot, prices, chunks, hurry=False)
             plans.append(calm or self._split(snapshot, prices, chunks, hurry=True))
-        if "turns" in self._modes and not snapshot.joining:
-            plans.append(self._turns(snapshot, prices, chunks))
         plan = max((x for x in plans if x is not None), key=lambda x: x.rate, default=None)
         if plan is None:
             why = f"decode alone: {len(batch)} prompts would make tokens late"
@@ -265,7 +260,7 @@ class Adaptive(BasePolicy):
         why = f"split: step {step_us / 1000:.1f} ms"
         return split(snapshot, rung, layers=layers, steps=2, move=False, reason=why)
 
-    def _aim_us(self, mode: Mode) -> float:
+    def _aim_us(self, mode: Mode | Literal["turns"]) -> float:
         """What a step may take."""
         return self.lateness.aims[mode] * self._limit_us
 
@@ -317,19 +312,6 @@ class Adaptive(BasePolicy):
             us = max(us, step_us)  # with nothing behind them, the step keeps its side to its end
         rate = WITH_PAUSES * sum(new for new, _ in chunks) / us
         return Plan("split", rate, rung, step_us, hurry=hurry)
-
-    def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
-        aim_us = self._aim_us("turns")
-        step_us = prices.step_us(snapshot.num_sms)
-        us = prices.prompts_us(chunks, snapshot.num_sms)
-        layers = min(prices.layers_within(chunks, aim_us), snapshot.num_layers)
-        turn_us = step_us + us * layers / snapshot.num_layers
-        late = snapshot.batch if turn_us > aim_us else 0
-        if not self.lateness.allows(late, snapshot.batch):
-            return None
-        turns = ceil(snapshot.num_layers / layers)
-        rate = IN_TURNS * sum(new for new, _ in chunks) / (us + turns * step_us)
-        return Plan("turns", rate, None, turn_us)
 
     def _rung(
         self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool, gone_us: float = 0.0
