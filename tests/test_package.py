@@ -158,7 +158,7 @@ def test_wheel_leaves_measurements_out(wheel: zipfile.ZipFile) -> None:
     folders = tuple(f"smkern/{folder}" for folder in REPO_ONLY)
     left = [name for name in wheel.namelist() if name.startswith(folders)]
     assert left == ["smkern/bench/results/h200/gemm.json"]  # the demo draws it
-    assert sum(info.file_size for info in wheel.infolist()) < 7e6
+    assert sum(info.file_size for info in wheel.infolist()) < 7.5e6
 
 
 @pytest.mark.parametrize("data", ["py.typed", "profiles/h200.json"])
