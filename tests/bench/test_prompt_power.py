@@ -17,14 +17,11 @@ from smkern.bench.results import Results
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.power import configurations_table
 from smkern.device import Budget
-from smkern.kv import KvPool, KvSizes
-from smkern.measure.launches import ModelLaunches
 from smkern.measure.partitions import Place
 from smkern.measure.sm_clock import NoClock
-from smkern.models import Decoder, Weights, preset
-from smkern.runtime.host_device import HostDevice
+from smkern.models import preset
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
-from tests.models.generation import tiny
+from tests.measure.tiny_launches import tiny_launches
 
 PROBLEM = GemmProblem(4096, 6144, 4096)
 BUDGET = Budget(100, "mask", True)
@@ -176,15 +173,8 @@ def bench(monkeypatch):
     monkeypatch.setattr(prompt_power, "BATCH", 3)
     monkeypatch.setattr(prompt_power, "CONTEXT", 20)
     monkeypatch.setattr(PowerBench, "place", place)
-    config = tiny()
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
-    pool = KvPool(sizes, num_pages=16, device="cpu", reuse=False)
-    launches = ModelLaunches(
-        Decoder(config, Weights.random(config)), pool, HostDevice(rungs=[32]),
-        max_running=4, max_prefill=2, max_tokens=32,
-    )  # fmt: skip
-    yield PowerBench(launches, Watts(None), clock_on=lambda stream: NoClock())
-    launches.close()
+    with tiny_launches(16, max_running=4, max_prefill=2, max_tokens=32) as launches:
+        yield PowerBench(launches, Watts(None), clock_on=lambda stream: NoClock())
 
 
 def test_configurations_are_read_there_and_back_beside_decode_and_once_alone(bench, monkeypatch):

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from smkern.cli import cli
 from smkern.errors import ArgumentError, DeviceError, TableError
-from smkern.kv import KvPool, KvSizes
 from smkern.latency import Chunk, Size, stamp
 from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sample import Sample
@@ -28,11 +27,10 @@ from smkern.measure.launches import ModelLaunches
 from smkern.measure.profile_command import errors_of
 from smkern.measure.profile_plan import HELD_OUT_RUNGS, RUNGS, Cell, Room, all_rungs, plan
 from smkern.measure.profiler import Profiler, _forwards
-from smkern.models import Decoder, Weights
 from smkern.runtime.device import Device, Work
-from smkern.runtime.host_device import HostDevice
 from smkern.runtime.place import Lane, Place
 from tests.docs.pages import ROOT
+from tests.measure.tiny_launches import tiny_launches
 from tests.models.generation import tiny
 
 ROOM = Room(132, max_running=8, max_prefill=4, max_tokens=64, max_context=256, pool_tokens=1024)
@@ -47,15 +45,8 @@ def kind_of(cell: Cell) -> str:
 
 @pytest.fixture(scope="module")
 def launches() -> Iterator[ModelLaunches]:
-    config = tiny()
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
-    pool = KvPool(sizes, num_pages=64, device="cpu", reuse=False)
-    made = ModelLaunches(
-        Decoder(config, Weights.random(config)), pool, HostDevice(rungs=[32]),
-        max_running=8, max_prefill=4, max_tokens=64,
-    )  # fmt: skip
-    yield made
-    made.close()
+    with tiny_launches(64, max_running=8, max_prefill=4, max_tokens=64) as made:
+        yield made
 
 
 def test_a_plan_is_the_same_for_a_seed_and_another_for_another() -> None:
