@@ -131,10 +131,14 @@ def compile_many(
 
 
 def _path(variant: Variant) -> Path:
-    digest = hashlib.sha256(
-        repr((VERSION, ARCH, THREADS, BARRIER_BYTES, variant)).encode() + _source()
-    )
-    return cubin_path(f"cute-{variant.block_x}x{variant.block_y}", digest.hexdigest())
+    return cubin_path(f"cute-{variant.block_x}x{variant.block_y}", _digest(variant, _source()))
+
+
+@cache
+def _digest(variant: Variant, source: bytes) -> str:
+    """Of what a variant is compiled from; asked for each candidate of each problem."""
+    about = repr((VERSION, ARCH, THREADS, BARRIER_BYTES, variant)).encode()
+    return hashlib.sha256(about + source).hexdigest()
 
 
 @cache
