@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -19,7 +18,7 @@ from smkern.latency.accuracy import (
     format_table,
     learning_curve,
 )
-from smkern.latency.models import MODELS
+from smkern.latency.models import MODELS, Factory, models_with
 from smkern.latency.predictor import Predictor
 from smkern.latency.profile_file import read_profile
 from smkern.latency.sample import Sample
@@ -36,12 +35,15 @@ SEEDS = (0, 1, 2)
 
 
 def fitted(
-    samples: Sequence[Sample], sizes: ModelSizes, profile: Profile
+    factories: Mapping[str, Factory],
+    samples: Sequence[Sample],
+    sizes: ModelSizes,
+    profile: Profile,
 ) -> tuple[dict[str, Predictor], dict[str, str]]:
     """The models that samples determine, and why the others are none."""
     models: dict[str, Predictor] = {}
     refused: dict[str, str] = {}
-    for name, make in MODELS.items():
+    for name, make in factories.items():
         try:
             models[name] = make(samples, sizes, profile)
         except SmkernError as error:
@@ -126,23 +128,25 @@ def judge(path: Path) -> tuple[JsonDict, list[JsonDict]]:
         TableError: the file is no profile.
         ProfileError: no ceilings of its GPU.
     """
-    meta, lines, sizes = read_profile(path)
-    model, gpu = str(meta.get("model")), str(meta.get("gpu"))
+    measured = read_profile(path)
+    model, gpu, sizes = str(measured.meta.get("model")), measured.gpu, measured.sizes
     profile = load_profile(gpu_folder(gpu))
-    samples = [line.sample for line in lines if not line.held_out]
-    held_out = [line.sample for line in lines if line.held_out]
-    models, refused = fitted(samples, sizes, profile)
+    samples, held_out = measured.fitted, measured.held_out
+    factories = models_with(measured.gemms)
+    models, refused = fitted(factories, samples, sizes, profile)
     table = error_table(models, held_out)
     click.echo(f"{model} on {gpu}: fitted to {len(samples)} launches, judged by {len(held_out)}")
     click.echo(format_table(table))
     for name, reason in refused.items():
         click.echo(f"{name} was not fitted: {reason}")
     counts = [count for count in COUNTS if count < len(samples)] + [len(samples)]
-    points = learning_curve(MODELS, samples, held_out, sizes, profile, counts=counts, seeds=SEEDS)
+    points = learning_curve(
+        factories, samples, held_out, sizes, profile, counts=counts, seeds=SEEDS
+    )
     cells = [*error_cells(model, table), *curve_cells(model, points)]
     for name in MODELS:
         click.echo(f"{name:22}" + _curve_line(cells, OURS.get(name, name), counts))
-    about: dict[str, Any] = {key: meta[key] for key in PROVENANCE if key in meta}
+    about = {key: measured.meta[key] for key in PROVENANCE if key in measured.meta}
     return about, cells
 
 

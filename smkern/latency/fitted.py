@@ -6,18 +6,19 @@ from pathlib import Path
 
 from smkern.device import gpu_folder
 from smkern.errors import ArgumentError, TableError
-from smkern.latency.models import MODELS
+from smkern.latency.gemm_times import GemmTimes
+from smkern.latency.models import MODELS, models_with
 from smkern.latency.predictor import Predictor
 from smkern.latency.profile_file import read_profile
 from smkern.latency.sample import Sample, samples_of
 from smkern.latency.sizes import ModelSizes
-from smkern.latency.table import read_timings, shipped, shipped_path
+from smkern.latency.table import gemms_in, read_timings, shipped, shipped_path
 from smkern.limits import as_path
 from smkern.profile import DEFAULT, Profile, load_profile
 
 
-def read_samples(path: Path | str) -> tuple[list[Sample], ModelSizes, str]:
-    """What models are fitted to: launches, the sizes of their LLM, and the GPU's name.
+def read_samples(path: Path | str) -> tuple[list[Sample], ModelSizes, str, GemmTimes | None]:
+    """What models are fitted to: launches, sizes of their LLM, the GPU's name, times of GEMMs.
 
     Args:
         path: A profile that `smkern profile` wrote (.jsonl), whose held-out launches are left out,
@@ -28,12 +29,11 @@ def read_samples(path: Path | str) -> tuple[list[Sample], ModelSizes, str]:
     """
     path = as_path("path", path)
     if path.suffix == ".jsonl":
-        meta, lines, sizes = read_profile(path)
-        samples = [line.sample for line in lines if not line.held_out]
-        return samples, sizes, str(meta.get("gpu", DEFAULT))
+        found = read_profile(path)
+        return found.fitted, found.sizes, found.gpu, found.gemms
     cells, sizes = read_timings(path)
     samples = samples_of(cells.cells, sizes.num_layers)
-    return samples, sizes, str(cells.meta.get("gpu", DEFAULT))
+    return samples, sizes, str(cells.meta.get("gpu", DEFAULT)), gemms_in(path, cells)
 
 
 def read_model(name: str, path: Path | str, profile: Profile | None = None) -> Predictor:
@@ -52,8 +52,8 @@ def read_model(name: str, path: Path | str, profile: Profile | None = None) -> P
     """
     if name not in MODELS:
         raise ArgumentError(f"no latency model {name!r}: there are {', '.join(MODELS)}")
-    samples, sizes, gpu = read_samples(path)
-    return MODELS[name](samples, sizes, profile or load_profile(gpu_folder(gpu)))
+    samples, sizes, gpu, gemms = read_samples(path)
+    return models_with(gemms)[name](samples, sizes, profile or load_profile(gpu_folder(gpu)))
 
 
 def load_model(name: str, model: str = "qwen3-8b", gpu: str | None = None) -> Predictor:

@@ -8,13 +8,13 @@ from smkern.latency.achieved import achieved_rates
 from smkern.latency.bullet import Bullet
 from smkern.latency.drift import Drift
 from smkern.latency.duetserve import DuetServe
+from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.muxwise import MuxWise
 from smkern.latency.predictor import Predictor
 from smkern.latency.profile_table import timings_of
 from smkern.latency.regression import ContentionIgnored, LinearRegression
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
-from smkern.latency.table import shipped_gemms
 from smkern.latency.table_predictor import TablePredictor
 from smkern.profile import Profile
 
@@ -22,13 +22,8 @@ Factory = Callable[[Sequence[Sample], ModelSizes, Profile], Predictor]
 """A model from measured launches, the sizes of the LLM that they are of, and the device."""
 
 
-def _table(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
-    gemms = shipped_gemms(sizes, profile.info.name)
-    return TablePredictor(timings_of(samples), sizes, profile, gemms)
-
-
 MODELS: dict[str, Factory] = {
-    "table": _table,
+    "table": lambda samples, sizes, profile: TablePredictor(timings_of(samples), sizes, profile),
     "duetserve": lambda samples, sizes, profile: DuetServe(sizes, profile),
     "duetserve_corrected": lambda samples, sizes, profile: DuetServe(
         sizes, profile, corrected=True
@@ -46,3 +41,12 @@ MODELS: dict[str, Factory] = {
 
 A factory raises LatencyError where its samples do not determine it.
 """
+
+
+def models_with(gemms: GemmTimes | None) -> dict[str, Factory]:
+    """`MODELS`, ours with times of the LLM's GEMMs; None: rooflines, as `MODELS` has them."""
+
+    def table(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
+        return TablePredictor(timings_of(samples), sizes, profile, gemms)
+
+    return MODELS | {"table": table}

@@ -11,10 +11,12 @@ from typing import Any
 
 from smkern.atomic import read_whole, write_whole
 from smkern.errors import SmkernError, TableError
+from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Chunk, Size
 from smkern.limits import as_int, as_path
+from smkern.profile import DEFAULT
 from smkern.strict_json import parse
 from smkern.tuning.cells import checked, time_us
 
@@ -178,16 +180,53 @@ class ProfileFile:
         return TableError(f"{self.path} {what}; {REMEDY}")
 
 
-def read_profile(path: Path | str) -> tuple[dict[str, Any], list[Measured], ModelSizes]:
-    """A profile, with its model's sizes.
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A profile as predictors and tables are made of it.
+
+    Attributes:
+        meta: Its provenance.
+        lines: What was measured.
+        sizes: Of its model.
+        gemms: Times of the model's GEMMs by the tuned tables that the profile ran with; None: of a
+            model whose GEMMs are not told apart (experts, e4m3).
+    """
+
+    meta: Mapping[str, Any]
+    lines: list[Measured]
+    sizes: ModelSizes
+    gemms: GemmTimes | None
+
+    @property
+    def gpu(self) -> str:
+        return str(self.meta.get("gpu", DEFAULT))
+
+    @property
+    def fitted(self) -> list[Sample]:
+        """What predictors are fitted to."""
+        return [line.sample for line in self.lines if not line.held_out]
+
+    @property
+    def held_out(self) -> list[Sample]:
+        """What they are judged by."""
+        return [line.sample for line in self.lines if line.held_out]
+
+
+def read_profile(path: Path | str) -> ModelProfile:
+    """A profile on disk.
 
     Raises:
-        TableError: no such file, no valid profile, no launch in it, or no sizes.
+        TableError: no such file, no valid profile, no launch in it, no sizes, or no times of GEMMs.
     """
     meta, lines = ProfileFile(path).load()
     if not lines:
         raise TableError(f"{path} is not there or holds no launch; {REMEDY}")
     try:
-        return meta, lines, ModelSizes.from_json(meta["sizes"])
+        sizes = ModelSizes.from_json(meta["sizes"])
     except (KeyError, TypeError, ValueError) as error:
         raise TableError(f"{path} lacks the sizes of its model ({error!r}); {REMEDY}") from error
+    try:
+        gemms = None if meta["gemms"] is None else GemmTimes.from_json(meta["gemms"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise TableError(f"{path} lacks the times of GEMMs ({error!r}); {REMEDY}") from error
+    return ModelProfile(meta, lines, sizes, gemms)

@@ -126,13 +126,3 @@ def gemms_in(path: Path, cells: Cells[Timing, float]) -> GemmTimes | None:
         return GemmTimes.from_json(cells.meta["gemms"])
     except (KeyError, TypeError, ValueError) as error:
         raise TableError(f"{path} has broken times of GEMMs ({error!r}); {REMEDY}") from error
-
-
-def shipped_gemms(sizes: ModelSizes, gpu: str) -> GemmTimes | None:
-    """The times of a model's GEMMs on a GPU, where a shipped table has that model."""
-    for model in shipped(gpu):
-        path = shipped_path(model, gpu)
-        cells, of_table = read_timings(path)
-        if of_table == sizes:
-            return gemms_in(path, cells)
-    return None

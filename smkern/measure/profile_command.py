@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smkern.device import gpu_folder
 from smkern.errors import DeviceError, SmkernError
-from smkern.latency.profile_file import ProfileFile, read_profile
+from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.stamp import kernels_hash
 from smkern.measure.profile_plan import Room, all_rungs, plan
 
 if TYPE_CHECKING:
+    from smkern.latency.gemm_times import GemmTimes
     from smkern.measure.launches import ModelLaunches
     from smkern.measure.profiler import BudgetOf
     from smkern.models import ModelConfig
@@ -142,8 +142,10 @@ def _measure(
 ) -> None:
     import torch
 
+    from smkern.measure.model_gemms import gemm_times
     from smkern.measure.profiler import Profiler, compile_cells
     from smkern.measure.sm_clock import clock_on
+    from smkern.profile import load_profile
 
     cells = plan(room_of(launches, launches.pool_tokens), seed=meta["seed"])
     count = compile_cells(
@@ -154,7 +156,8 @@ def _measure(
     click.echo(f"warm after {time.monotonic() - began:.0f} s: {count} GEMMs compiled", err=True)
     if warm_only:
         return
-    done = {line.cell for line in file.resume(meta)}
+    found = begin_or_resume(file, meta, lambda: gemm_times(launches.config, load_profile()))
+    done = {line.cell for line in found}
     with _progress(len(cells), 60 * minutes) as told:
         timed = profiler.run(cells, 60 * minutes, done=done, told=told)
     for name, why in profiler.skipped.items():
@@ -163,21 +166,33 @@ def _measure(
     click.echo(errors_of(file.path))
 
 
+def begin_or_resume(
+    file: ProfileFile, meta: dict[str, Any], gemms: Callable[[], GemmTimes | None]
+) -> list[Measured]:
+    """What a profile has; a new one notes the times of GEMMs by the tuned tables as they are now.
+
+    Tables that are tuned later were not profiled: a latency table takes what is noted here.
+
+    Raises:
+        TableError: the file is of another GPU, model or kernels.
+    """
+    if file.load()[0]:
+        return file.resume(meta)
+    times = gemms()
+    return file.resume(meta | {"gemms": times and times.to_json()})
+
+
 def errors_of(path: Path) -> str:
     """Errors of our predictor on a profile's held-out steps, and how to have all models'.
 
     Raises:
         TableError: no profile.
     """
-    from smkern.latency import MODELS
+    from smkern.latency import read_model
     from smkern.latency.accuracy import error_table, format_table
-    from smkern.profile import load_profile
 
-    meta, lines, sizes = read_profile(path)
-    fitted = [line.sample for line in lines if not line.held_out]
-    held_out = [line.sample for line in lines if line.held_out]
-    predictor = MODELS["table"](fitted, sizes, load_profile(gpu_folder(meta["gpu"])))
-    table = format_table(error_table({"table": predictor}, held_out))
+    held_out = read_profile(path).held_out
+    table = format_table(error_table({"table": read_model("table", path)}, held_out))
     return (
         f"Mean and worst errors on {len(held_out)} held-out launches, %; of all models and over "
         f"the number of samples: smkern bench latency-errors\n{table}"

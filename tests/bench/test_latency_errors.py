@@ -60,7 +60,7 @@ def test_a_learning_curve_has_the_mean_of_the_draws_that_could_be_fitted() -> No
 def test_the_command_judges_a_profile(tmp_path: Path) -> None:
     file = ProfileFile(tmp_path / "small.profile.jsonl")
     meta = {"gpu": "NVIDIA H200", "model": "small", "date": "2026-11-22", "driver": "1"}
-    file.begin(meta | {"sizes": SIZES.to_json()})
+    file.begin(meta | {"sizes": SIZES.to_json(), "gemms": None})
     samples = measured()
     file.add([Measured("fit", sample) for sample in samples])
     file.add([Measured("judge", sample, held_out=True) for sample in samples[::3]])

@@ -162,7 +162,7 @@ def documents() -> Iterator[Loader]:
     yield Loader("timeline.json", a_timeline(), use_timeline)
     lines = (ROOT / "bench/results/h200/qwen3-8b.profile.jsonl").read_text().splitlines()
     yield Loader("profile.jsonl", [json.loads(x) for x in (*lines[:3], *lines[-3:])],
-                 lambda path: bool(read_profile(path)))  # fmt: skip
+                 lambda path: bool(read_profile(path).lines))  # fmt: skip
     with gzip.open(ROOT / "bench/results/h200/gemm-candidates.jsonl.gz", "rt") as file:
         measured = [json.loads(next(file)) for _ in range(4)]
     yield Loader("raw.jsonl", measured, lambda path: bool(raw.load(path)))

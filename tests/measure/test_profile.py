@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from smkern.cli import cli
 from smkern.errors import ArgumentError, DeviceError, TableError
 from smkern.latency import Chunk, Size, stamp
+from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
@@ -24,7 +25,7 @@ from smkern.latency.stamp import kernels_hash
 from smkern.measure import profiler
 from smkern.measure.busy import Turns, measure
 from smkern.measure.launches import ModelLaunches
-from smkern.measure.profile_command import errors_of
+from smkern.measure.profile_command import begin_or_resume, errors_of
 from smkern.measure.profile_plan import HELD_OUT_RUNGS, RUNGS, Cell, Room, all_rungs, plan
 from smkern.measure.profiler import Profiler, _forwards
 from smkern.runtime.device import Device, Work
@@ -34,7 +35,8 @@ from tests.measure.tiny_launches import tiny_launches
 from tests.models.generation import tiny
 
 ROOM = Room(132, max_running=8, max_prefill=4, max_tokens=64, max_context=256, pool_tokens=1024)
-META = {"gpu": "a", "model": "tiny", "kernels": "1", "sizes": ModelSizes.of(tiny()).to_json()}
+SIZES = ModelSizes.of(tiny())
+META = {"gpu": "a", "model": "tiny", "kernels": "1", "sizes": SIZES.to_json(), "gemms": None}
 
 
 def kind_of(cell: Cell) -> str:
@@ -122,9 +124,9 @@ def test_a_run_stops_in_time_and_is_resumed(launches: ModelLaunches, tmp_path: P
         text.write('{"cell": "cut sh')
     done = {line.cell for line in file.resume(META)}
     assert profiler.run(cells, 60.0, done=done) == 4
-    meta, lines, sizes = read_profile(file.path)
-    assert [line.cell for line in lines] == [cells[i].name for i in (0, 1, 2, 2, 3)]
-    assert (meta["model"], sizes) == ("tiny", ModelSizes.of(tiny()))
+    found = read_profile(file.path)
+    assert [line.cell for line in found.lines] == [cells[i].name for i in (0, 1, 2, 2, 3)]
+    assert (found.meta["model"], found.sizes, found.gemms) == ("tiny", SIZES, None)
 
 
 def test_what_there_is_no_room_for_is_skipped(launches: ModelLaunches, tmp_path: Path) -> None:
@@ -252,11 +254,27 @@ def broken(change: Callable[[list[str]], list[str]], path: Path) -> Path:
         (lambda lines: lines[:1], "holds no launch"),
         (lambda lines: [json.dumps({"format": "smkern-profile", "version": 1, "meta": {}}),
                         *lines[1:]], "lacks the sizes"),
+        (lambda lines: [lines[0].replace(', "gemms": null', ""), *lines[1:]], "lacks the times"),
+        (lambda lines: [lines[0].replace('"gemms": null', '"gemms": {"sms": [8]}'), *lines[1:]],
+         "lacks the times of GEMMs"),
     ],
 )  # fmt: skip
 def test_files_that_are_no_profile(change, words, tmp_path) -> None:
     with pytest.raises(TableError, match=words):
         read_profile(broken(change, tmp_path / "p.jsonl"))
+
+
+def test_a_profile_notes_the_times_of_gemms_when_it_begins(tmp_path: Path) -> None:
+    times = GemmTimes.of([8, 132], lambda rows, num_sms: (rows / num_sms, 1.0))
+    file = ProfileFile(tmp_path / "p.jsonl")
+    meta = {name: value for name, value in META.items() if name != "gemms"}
+    assert begin_or_resume(file, meta, lambda: times) == []
+    file.add(LINES)
+    retuned = GemmTimes.of([8], lambda rows, num_sms: (9.0, 9.0))
+    assert begin_or_resume(file, meta, lambda: retuned) == LINES
+    found = read_profile(file.path).gemms
+    assert found is not None
+    assert found.to_json() == times.to_json()
 
 
 @pytest.mark.parametrize("name", ["gpu", "model", "kernels"])
