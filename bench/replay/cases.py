@@ -134,9 +134,11 @@ def checked_orders(names: Iterable[str]) -> tuple[str, ...]:
     return known(names, tuple(ORDERS), "order")
 
 
-def checked_policies(names: Iterable[str]) -> tuple[str, ...]:
+def checked_policies(
+    names: Iterable[str], among: Iterable[str] = (*POLICIES, *ON_STOCK, ORACLE)
+) -> tuple[str, ...]:
     found = tuple(names)
-    known((name.split(":")[0] for name in found), (*POLICIES, *ON_STOCK, ORACLE), "policy")
+    known((name.split(":")[0] for name in found), tuple(among), "policy")
     return found
 
 

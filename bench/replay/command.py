@@ -27,11 +27,13 @@ from smkern.bench.replay.measure import (
     rate_cell,
     simulated,
 )
+from smkern.bench.replay.own_table import note_table, read_own
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.suite import Deadline
 from smkern.measure.options import IntList
 from smkern.measure.provenance import collect_meta
 from smkern.policies import POLICIES
+from smkern.profile import DEFAULT, load_profile
 from smkern.replay import Served, SimServer
 from smkern.replay.comparison import aligned
 from smkern.replay.run import Server
@@ -75,6 +77,9 @@ class Floats(click.ParamType):
 @click.option("--rate", "rates", type=Floats(), default=None, help="Requests/s, as 4,8,12.")
 @click.option("--goodput", "seeks", is_flag=True, help="Seek the highest rate within the limits.")
 @click.option("--seconds", type=float, default=60.0, show_default=True, help="Of a replay.")
+@click.option("--table", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              default=None,
+              help="A latency table of your own, not the shipped one.")  # fmt: skip
 @click.option(
     "--simulate/--gpu", "simulates", default=None, help="Default: the GPU where there is one."
 )
@@ -107,7 +112,7 @@ def command(
     rates: tuple[float, ...] | None, seeks: bool, seconds: float, simulates: bool | None,
     arrivals: Any, seeds: tuple[int, ...], overlong: Any, rungs: tuple[int, ...] | None,
     drain: bool, traces_folder: Path, out: Path | None, plots: Path | None,
-    time_limit_s: float | None,
+    time_limit_s: float | None, table: Path | None,
 ) -> None:  # fmt: skip
     """Replay a trace under policies: waits, gaps, what is in time at rates, or goodput.
 
@@ -127,13 +132,15 @@ def command(
         folder=traces_folder,
     )  # fmt: skip
     named = checked_traces(listed(traces, ()))
-    chosen = checked_policies(listed(policies, list(POLICIES)))
+    # smkern bench replay makes the servers that the oracle and stock kernels want.
+    chosen = checked_policies(listed(policies, list(POLICIES)), POLICIES)
     ordered = checked_orders(listed(orders, ()))
     found = [Case(model, *rest) for rest in product(named, tbt_ms, ordered, chosen)]
     results = Results() if out is None else open_results(out, resume=True, meta=collect_meta())
+    note_table(results, table)
     deadline = Deadline.after(time_limit_s)
     runner = _Runner(results, out, how, deadline)
-    with _server(model, simulates, how.rungs) as server:
+    with _server(model, simulates, how.rungs, table) as server:
         if seeks:
             runner.goodputs(found, server)
         else:
@@ -211,18 +218,22 @@ class _Runner:
 
 
 @contextmanager
-def _server(model: str, simulates: bool | None, rungs: tuple[int, ...]) -> Iterator[Server]:
+def _server(
+    model: str, simulates: bool | None, rungs: tuple[int, ...], table: Path | None
+) -> Iterator[Server]:
     """The simulated H200, or the GPU that is here."""
     from smkern.device import has_gpu
 
     if simulates is None:
         simulates = not has_gpu()
+    profile = load_profile(DEFAULT if simulates else None)
+    own = None if table is None else read_own(table, model, profile)
     if simulates:
-        yield simulated(model, rungs)
+        yield simulated(model, rungs, predictor=own)
         return
     from smkern.bench.replay.gpu import RUNGS, open_server
 
-    with open_server(model, rungs or RUNGS, click.echo) as server:
+    with open_server(model, rungs or RUNGS, click.echo, predictor=own) as server:
         yield server
 
 

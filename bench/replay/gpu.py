@@ -147,6 +147,7 @@ def open_server(
     *,
     sizes: Sizes | None = None,
     layers: int | None = None,
+    predictor: Predictor | None = None,
 ) -> Iterator[GpuServer]:
     """A model of random weights on the GPU that is here, ready to serve.
 
@@ -156,15 +157,17 @@ def open_server(
         say: Told how far it is.
         sizes: What it holds, the rungs included. None: what replays of the model hold.
         layers: Layers of it, the first ones. None: all.
+        predictor: Prices launches. None: the model's shipped table on this GPU.
     """
     from smkern.models import Weights
     from smkern.models.presets import preset
 
     config = preset(model)
-    predictor = TablePredictor.load(model, smkern.device_info().name)
     if layers is not None:
         config = config.replace(num_layers=layers)
-        predictor = predictor.for_model(config)
+    if predictor is None:
+        shipped = TablePredictor.load(model, smkern.device_info().name)
+        predictor = shipped if layers is None else shipped.for_model(config)
     weights = Weights.random(config, device="cuda")
     sizes = replace(sizes_of(model), rungs=rungs) if sizes is None else sizes
     with _executor(weights, sizes, say) as executor, frozen():

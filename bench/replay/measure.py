@@ -26,6 +26,7 @@ from smkern.bench.replay.oracle import ORACLE, Oracle, OracleServer
 from smkern.bench.replay.stock import ON_STOCK, STOCK, stock_predictor
 from smkern.bench.results import Results, ResultsError
 from smkern.errors import ArgumentError
+from smkern.latency.predictor import Predictor
 from smkern.policies import Policy
 from smkern.profile import DEFAULT, load_profile
 from smkern.replay import (
@@ -93,21 +94,32 @@ class How:
     precision: float = 0.02
 
 
-def simulated(model: str, rungs: tuple[int, ...] = (), *, policy: str = "") -> SimServer:
-    """The simulated server of a model, of certain rungs, with its default predictor's times or, as
-    the policy wants, those of stock kernels; policies that want the same share one."""
+def simulated(
+    model: str,
+    rungs: tuple[int, ...] = (),
+    *,
+    policy: str = "",
+    predictor: Predictor | None = None,
+) -> SimServer:
+    """The simulated server of a model, of certain rungs, with a predictor's times (None: the
+    default one's) or, as the policy wants, those of stock kernels; policies that want the same
+    share one."""
     kind = OracleServer if policy == ORACLE else SimServer
-    return _simulated(kind, model, rungs, policy in ON_STOCK)
+    if predictor is not None:
+        return _made(kind, model, rungs, predictor)
+    return _shared(kind, model, rungs, policy in ON_STOCK)
 
 
 @lru_cache(maxsize=4)
-def _simulated(
-    kind: type[SimServer], model: str, rungs: tuple[int, ...], is_stock: bool
+def _shared(kind: type[SimServer], model: str, rungs: tuple[int, ...], is_stock: bool) -> SimServer:
+    return _made(kind, model, rungs, stock_predictor(model) if is_stock else None)
+
+
+def _made(
+    kind: type[SimServer], model: str, rungs: tuple[int, ...], predictor: Predictor | None
 ) -> SimServer:
     sizes = sizes_of(model)
-    predictor = stock_predictor(model) if is_stock else None
-    sizes = replace(sizes, rungs=rungs) if rungs else sizes
-    return kind(model, predictor=predictor, sizes=sizes)
+    return kind(model, predictor=predictor, sizes=replace(sizes, rungs=rungs) if rungs else sizes)
 
 
 def name_gpu(results: Results) -> None:

@@ -228,6 +228,8 @@ def test_options_that_cannot_be(words: list[str], said: str) -> None:
     ("words", "error"),
     [
         (["--policy", "best"], UnknownNameError),
+        (["--policy", "stock_chunked"], UnknownNameError),
+        (["--policy", "chunked,oracle"], UnknownNameError),
         (["--order", "last"], UnknownNameError),
         (["--trace", "none.csv"], TraceError),
         (["--policy", "chunked:size=3"], ArgumentError),
