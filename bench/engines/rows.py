@@ -15,7 +15,7 @@ TARGETS = {OURS: {"15ms": 1.9, "20ms": 1.4, "30ms": 1.2}, ATTENTION: {}, LINEAR:
 def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
     """Ratios over stock vLLM, above 1 where smkern is better.
 
-    Whose 99th percentile missed the limit is told under `missed`.
+    Whose 99th percentile missed the limit is told under `missed`; a target is met within it only.
     """
     limits = [cell["case"]["limit"] for cell in cells if cell["case"]["name"] == SERVED]
     rows: dict[str, Any] = {}
@@ -26,6 +26,8 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
             late = [x for x in (ours, stock) if x and x["tbt_p99_ms"] > float(limit[:-2])]
             if late:
                 row["missed"] = {x["provider"]: x["tbt_p99_ms"] for x in late}
+            if row["met"] and ours in late:
+                row["met"] = False
             rows[f"{provider}_over_vllm_{limit}"] = row
     stock, ours = (_of(cells, x, DECODE) for x in (VLLM, ATTENTION))  # times: the other way round
     rows["attention_decode"] = _ratio(stock, ours, 1.0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from smkern.bench.model import fp8_rows
 from smkern.bench.model.cases import SINGLE_LIMIT, limit_of
+from smkern.bench.model.fp8_rows import is_fp8
 from smkern.bench.rows import Cell, Row, not_measured, rounded, worst_row
 from smkern.measure.timing import geomean
 
@@ -26,18 +28,22 @@ LAUNCH_US = 120.0
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """Value, target, whether it is met, how many cells; {} where no cell is the suite's.
 
-    A decode row is the worst batch of its model and partition.
+    A decode row is the worst batch of its model and partition; models in fp8 have rows of their
+    own, over bf16.
     """
     cells = [cell for cell in cells if cell["op"] in OPS]
     if not cells:
         return {}
     measured = [cell for cell in cells if cell.get("us") or cell.get("value")]
     decode, prefill = (of(measured, op) for op in (DECODE, PREFILL))
+    steps, prompts = ([c for c in found if is_plain(c)] for found in (decode, prefill))
     return {
-        **_decode_rows([c for c in decode if is_plain(c)]),
-        **_prefill_rows([c for c in prefill if is_plain(c)]),
-        **_step_rows([c for c in decode if is_plain(c)]),
-        "decode_beside_over_alone": _beside_row(decode),
+        **_decode_rows([c for c in steps if not is_fp8(c)]),
+        **_prefill_rows([c for c in prompts if not is_fp8(c)]),
+        **_step_rows(steps),
+        **fp8_rows.decode_rows(steps),
+        **fp8_rows.prefill_rows(prompts),
+        "decode_beside_over_alone": _beside_row([c for c in decode if not is_fp8(c)]),
         "overlap_gain": _overlap_row(decode),
         "layer_launch_us": _worst(of(measured, LAUNCH), lambda c: c["value"], LAUNCH_US),
         "not_measured": not_measured(cells, _name),

@@ -94,6 +94,33 @@ def test_rows():
     assert summarize([]) == {}
 
 
+def test_fp8_is_compared_with_bf16():
+    def in_fp8(cell: Cell, model: str, us: float) -> Cell:
+        return cell | {"case": cell["case"] | {"model": model}, "us": us, "over_floor": 9.0}
+
+    def as_fp8(cell: Cell, us: float) -> Cell:
+        return in_fp8(cell, "qwen3-8b-fp8", us)
+
+    found = cells()
+    (slow,) = (c for c in found if c["op"] == "prefill" and c["num_sms"] == 132)
+    found += [as_fp8(step(16, 1.55), 1.55e4 * 0.8), as_fp8(step(16, 1.62, batch=128), 3e4)]
+    found += [in_fp8(step(132, 1.0), "qwen3-8b-fp8+fp8-kv", 1.15e4 * 0.58)]
+    found += [as_fp8(step(16, 1.0, beside="prefill 1x8192"), 9e4), as_fp8(step(24, 1.0), 9e4)]
+    found += [as_fp8(slow, 1e5), as_fp8(slow | {"num_sms": 60}, 1e6)]
+    rows = summarize(found)
+    assert rows["decode_over_floor_16_sms"] == summarize(cells())["decode_over_floor_16_sms"]
+    wanted = {
+        "fp8_decode_over_bf16_16_sms": (0.8, 0.76, False),
+        "fp8_decode_over_bf16_24_sms": (None, 0.78, None),
+        "fp8+fp8-kv_decode_over_bf16_132_sms": (0.58, 0.6, True),
+        "fp8_prefill_times_bf16": (2.0, 1.4, True),
+    }
+    for name, (value, target, met) in wanted.items():
+        row = rows[name]
+        assert (row["value"], row["target"], row["met"]) == (value, target, met), name
+    assert not any(name.startswith("fp8") for name in summarize(cells()))
+
+
 def test_a_cell_without_a_time_is_named():
     failed = step(24, 1.0) | {"us": None, "over_floor": None, "error": "why"}
     rows = summarize([failed])

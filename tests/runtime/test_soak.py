@@ -73,7 +73,7 @@ LONG = Segment(seconds=180.0, footprints=[at(5), at(95), at(175)])
 
 
 def test_minutes_too_short_to_tell_a_leak_do_not_count() -> None:
-    """Else twenty minutes of short segments would pass with any leak."""
+    """Else an hour of short segments would pass with any leak."""
     assert not Segment(seconds=60.0).is_judged
     assert (SHORT.is_judged, LONG.is_judged) == (False, True)
     state = Soak("tiny", segments=[SHORT, LONG, SHORT])

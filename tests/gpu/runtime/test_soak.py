@@ -1,6 +1,6 @@
 """A soak on a GPU: random splits, cancellations, pages that run out; a minute unless told more.
 
-`tests/runtime/soak.py` says how segments of it become the soak's twenty minutes.
+`tests/runtime/soak.py` says how segments of it become the soak's hour.
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""Rows of models in fp8 over the same in bf16, from the cells of one file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from smkern.bench.rows import Cell, Row, worst_row
+
+DECODE_OF = {
+    "fp8": {16: 0.76, 24: 0.78, 32: 0.82, 132: 0.84},
+    "fp8+fp8-kv": dict.fromkeys((16, 24, 32, 132), 0.60),
+}
+"""Most of a bf16 step's time, by what is in fp8 and the SMs.
+
+The bytes are 0.80 and 0.52 of bf16's."""
+PREFILL_TIMES = {"fp8": 1.40, "fp8-tensor": 1.50}
+"""Times the tokens/ms of one prompt in bf16, from `MANY_SMS` SMs on."""
+BATCH, MANY_SMS = 64, 84
+
+
+def is_fp8(cell: Cell) -> bool:
+    return _variant(cell) is not None
+
+
+def decode_rows(cells: Sequence[Cell]) -> dict[str, Row]:
+    """By what is in fp8 and the partition: the worst step of `BATCH` rows over bf16's."""
+    groups: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        variant = _variant(cell)
+        if variant and cell["case"]["batch"] == BATCH:
+            groups.setdefault((variant, cell["num_sms"]), []).append(cell)
+    plain = _plain(cells)
+    return {
+        f"{variant}_decode_over_bf16_{num_sms}_sms": worst_row(
+            found,
+            lambda cell: _over(plain, cell),
+            DECODE_OF.get(variant, {}).get(num_sms),
+            _name,
+            at_most=True,
+        )
+        for (variant, num_sms), found in sorted(groups.items())
+    }
+
+
+def prefill_rows(cells: Sequence[Cell]) -> dict[str, Row]:
+    """By what is in fp8: the least times bf16's rate."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        variant = _variant(cell)
+        if variant and cell["num_sms"] >= MANY_SMS:
+            groups.setdefault(variant, []).append(cell)
+    plain = _plain(cells)
+
+    def times(cell: Cell) -> float | None:
+        over = _over(plain, cell)
+        return None if over is None else 1 / over
+
+    return {
+        f"{variant}_prefill_times_bf16": worst_row(found, times, PREFILL_TIMES.get(variant), _name)
+        for variant, found in sorted(groups.items())
+    }
+
+
+def _variant(cell: Cell) -> str | None:
+    """What a model has in fp8, by its name: "fp8", "fp8-tensor", "fp8+fp8-kv"; None: nothing."""
+    found = re.search(r"[-+](fp8.*)", cell["case"]["model"])
+    return None if found is None else found[1]
+
+
+def _plain(cells: Sequence[Cell]) -> dict[tuple[Any, ...], Cell]:
+    return {_problem(cell): cell for cell in cells if not is_fp8(cell)}
+
+
+def _over(plain: dict[tuple[Any, ...], Cell], cell: Cell) -> float | None:
+    found = plain.get(_problem(cell))
+    return None if found is None else float(cell["us"] / found["us"])
+
+
+def _problem(cell: Cell) -> tuple[Any, ...]:
+    """What a cell has in common with its bf16 one."""
+    case = cell["case"]
+    base = re.split(r"[-+]fp8", case["model"])[0]
+    return base, case["batch"], case.get("tokens"), cell["num_sms"]
+
+
+def _name(cell: Cell) -> dict[str, Any]:
+    return {"model": cell["case"]["model"], "num_sms": cell["num_sms"]}
