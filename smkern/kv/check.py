@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from smkern.errors import PoolCorruptError
+from smkern.kv.held import RequestPages
+from smkern.kv.pages import PageStates
+from smkern.kv.prefix import PrefixIndex
 
-if TYPE_CHECKING:
-    from smkern.kv.held import RequestPages
-    from smkern.kv.page_pool import PagePool
 
-
-def check_pool(pool: PagePool) -> None:
+def check_pool(
+    states: PageStates,
+    index: PrefixIndex,
+    requests: Mapping[Hashable, RequestPages],
+    released: Iterable[Sequence[int]],
+    *,
+    page_size: int,
+    reuse: bool,
+) -> None:
     """Check that every page is in one state, and that each reference has one owner.
 
-    O(pages): for tests and for a look at a running pool, not for each step.
+    Args:
+        states: Of the pool's pages.
+        index: The blocks that are known by a page.
+        requests: What each request holds.
+        released: Pages of requests that are gone, which a device still reads.
+        page_size: Tokens of a page.
+        reuse: Whether prefixes are found again.
 
     Raises:
         PoolCorruptError: naming the page or request, what is said of it and what contradicts that.
     """
-    _check_references(pool)
-    _check_states(pool)
-    _check_index(pool)
-    for name, held in pool._held.items():
-        _check_request(pool, repr(name), held)
+    _check_references(states, [held.pages for held in requests.values()], released)
+    _check_states(states)
+    _check_index(states, index)
+    for name, held in requests.items():
+        _check_tokens(repr(name), held, page_size, reuse)
+        _check_pages(repr(name), held, held.num_tokens // page_size, states, index)
 
 
 def _fail(what: str) -> None:
@@ -33,22 +47,21 @@ def _fail(what: str) -> None:
     )
 
 
-def _check_references(pool: PagePool) -> None:
+def _check_references(
+    states: PageStates, held: Iterable[Sequence[int]], released: Iterable[Sequence[int]]
+) -> None:
     owners: Counter[int] = Counter()
-    for held in pool._held.values():
-        owners.update(held.pages)
-    for _, pages in pool.releases:
+    for pages in (*held, *released):
         owners.update(pages)
     for page in owners:
-        if not 0 <= page < pool.states.num_pages:
-            _fail(f"page {page} is held, the pool has {pool.states.num_pages}")
-    for page, refs in enumerate(pool.states.refs):
+        if not 0 <= page < states.num_pages:
+            _fail(f"page {page} is held, the pool has {states.num_pages}")
+    for page, refs in enumerate(states.refs):
         if refs != owners[page]:
             _fail(f"page {page} counts {refs} references, {owners[page]} owners hold it")
 
 
-def _check_states(pool: PagePool) -> None:
-    states = pool.states
+def _check_states(states: PageStates) -> None:
     free, cached = states.free_pages(), states.cached_pages()
     for kind, pages in (("free", free), ("cached", cached)):
         if len(set(pages)) != len(pages):
@@ -65,8 +78,7 @@ def _check_states(pool: PagePool) -> None:
         _fail(f"{lost} of {states.num_pages} pages are neither held, cached nor free")
 
 
-def _check_index(pool: PagePool) -> None:
-    states, index = pool.states, pool.index
+def _check_index(states: PageStates, index: PrefixIndex) -> None:
     named = {page for _, page in index.items()}
     if len(named) != len(index):
         _fail(f"{len(index)} blocks are known by {len(named)} pages")
@@ -80,16 +92,21 @@ def _check_index(pool: PagePool) -> None:
             _fail(f"page {page} is cached, but no block is known by it")
 
 
-def _check_request(pool: PagePool, name: str, held: RequestPages) -> None:
-    size = pool.page_size
-    if len(set(held.pages)) != len(held.pages):
-        _fail(f"request {name} holds a page twice: {held.pages}")
+def _check_tokens(name: str, held: RequestPages, size: int, reuse: bool) -> None:
     if held.num_tokens > len(held.pages) * size:
         _fail(f"request {name} has {held.num_tokens} tokens in {len(held.pages)} pages of {size}")
-    if pool.reuse and held.names is None and len(held.tail) != held.num_tokens % size:
+    if reuse and held.names is None and len(held.tail) != held.num_tokens % size:
         _fail(f"request {name} has {held.num_tokens} tokens and a tail of {len(held.tail)}")
-    for page in held.pages[held.num_tokens // size :]:
-        if pool.states.refs[page] != 1:
-            _fail(f"request {name} writes page {page}, which {pool.states.refs[page]} hold")
-        if page in pool.index:
+
+
+def _check_pages(
+    name: str, held: RequestPages, full: int, states: PageStates, index: PrefixIndex
+) -> None:
+    """Behind its full blocks, a request's pages are its own."""
+    if len(set(held.pages)) != len(held.pages):
+        _fail(f"request {name} holds a page twice: {held.pages}")
+    for page in held.pages[full:]:
+        if states.refs[page] != 1:
+            _fail(f"request {name} writes page {page}, which {states.refs[page]} hold")
+        if page in index:
             _fail(f"request {name} writes page {page}, which is known as a full block")

@@ -332,7 +332,10 @@ class PagePool:
         Raises:
             PoolCorruptError: naming what contradicts what.
         """
-        check_pool(self)
+        check_pool(
+            self.states, self.index, self._held, [pages for _, pages in self._releases],
+            page_size=self.page_size, reuse=self.reuse,
+        )  # fmt: skip
 
     def _match(self, chain: Chain) -> list[int]:
         """The pages that a prompt could share; at least its last token is left to compute."""

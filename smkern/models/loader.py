@@ -22,7 +22,6 @@ from smkern.models.names import (
     has_kv_scales,
     is_ignorable,
     name_of_scale,
-    named_weights,
 )
 from smkern.models.scales import check_scale, is_scale, put_scale
 from smkern.models.shard import WHOLE, Shard
@@ -186,7 +185,7 @@ def fill(
     Raises:
         WeightsError: tensors that are missing, extra, mis-shaped or of a wrong dtype.
     """
-    places, fused = named_weights(weights), fused_names(weights)
+    config, places, fused = weights.config, weights.named(), fused_names(weights.layers)
     missing = set(places)
     extra: list[str] = []
     wanted: list[tuple[str, str, Tensor]] = []  # a name, our name, and where it belongs
@@ -198,7 +197,7 @@ def fill(
         elif name in fused:
             wanted.append((name, name, fused[name][0]))
             missing.difference_update(fused[name][1])
-        elif not is_ignorable(name, weights):
+        elif not is_ignorable(name, config):
             extra.append(name)
     if missing:
         tied = " or set tie_word_embeddings in config.json" if "lm_head.weight" in missing else ""
@@ -208,8 +207,8 @@ def fill(
         )
     if extra:
         raise WeightsError(
-            f"{source} has {_list(sorted(extra))} that a {weights.config.architecture} model of "
-            f"{weights.config.num_layers} layers does not: use the config.json that belongs to it"
+            f"{source} has {_list(sorted(extra))} that a {config.architecture} model of "
+            f"{config.num_layers} layers does not: use the config.json that belongs to it"
         )
     told = (bar or Bar(False)).step("loading", len(wanted))
     with torch.no_grad():
@@ -217,7 +216,7 @@ def fill(
             tensor = read(name)
             _check_kind(name, tensor, source)
             if is_scale(known):
-                check_scale(name, tensor, place, source, weights.config.quantization)
+                check_scale(name, tensor, place, source, config.quantization)
                 put_scale(known, tensor, place)
             else:
                 _check(name, tensor, place, source, convert)

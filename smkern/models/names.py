@@ -12,7 +12,6 @@ from smkern.models.layers import Layer, MoeLayer, Scales
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
-    from smkern.models.weights import Weights
 
 IGNORABLE = (r".*\.rotary_emb\.inv_freq", r".*\.(q|prob)_scale", r".*\.masked_bias")
 """Names in checkpoints that are not read: values that config.json implies, scales of fp8 attention.
@@ -30,25 +29,11 @@ _OTHER_NAMES = {
 
 
 def name_of_scale(name: str) -> str:
-    """The name by which `named_weights` may have a scale that a checkpoint calls otherwise."""
+    """The name by which `Weights.named` may have a scale that a checkpoint calls otherwise."""
     for ending, other in _OTHER_NAMES.items():
         if name.endswith(ending):
             return name.removesuffix(ending) + other
     return name
-
-
-def named_weights(weights: Weights) -> dict[str, Tensor]:
-    """Views of all weights by their names in checkpoints."""
-    found = {"model.embed_tokens.weight": weights.embed, "model.norm.weight": weights.final_norm}
-    if weights.lm_head is not weights.embed:
-        found["lm_head.weight"] = weights.lm_head
-    for index, layer in enumerate(weights.layers):
-        for name, tensor in named_layer(weights.config, layer).items():
-            found[f"model.layers.{index}.{name}"] = tensor
-        if weights.kv_scales is not None:
-            for at, name in enumerate(KV_SCALES):
-                found[f"model.layers.{index}.{name}"] = weights.kv_scales[index, at : at + 1]
-    return found
 
 
 def named_layer(config: ModelConfig, layer: Layer) -> dict[str, Tensor]:
@@ -61,14 +46,14 @@ def has_kv_scales(names: Iterable[str]) -> bool:
     return any(name_of_scale(name).endswith(KV_SCALES) for name in names)
 
 
-def fused_names(weights: Weights) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-    """Tensors that replace several of `named_weights`, as transformers 5 stores bf16 experts.
+def fused_names(layers: Iterable[Layer]) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    """Tensors that replace several of `Weights.named`, as transformers 5 stores bf16 experts.
 
     Returns:
         By name: our tensor, and the names that it replaces.
     """
     found: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
-    for index, layer in enumerate(weights.layers):
+    for index, layer in enumerate(layers):
         if isinstance(layer, MoeLayer) and layer.scales.down is None:
             base = f"model.layers.{index}.mlp.experts"
             experts = range(layer.router.shape[0])
@@ -80,7 +65,7 @@ def fused_names(weights: Weights) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
     return found
 
 
-def is_ignorable(name: str, weights: Weights) -> bool:
+def is_ignorable(name: str, config: ModelConfig) -> bool:
     """Whether a tensor that matches none of ours may be skipped.
 
     `IGNORABLE` ones, a copy of a tied head, and layers beyond the last.
@@ -88,9 +73,9 @@ def is_ignorable(name: str, weights: Weights) -> bool:
     if any(re.fullmatch(pattern, name) for pattern in IGNORABLE):
         return True
     if name == "lm_head.weight":
-        return weights.config.tied
+        return config.tied
     layer = re.match(r"model\.layers\.(\d+)\.", name)
-    return layer is not None and int(layer[1]) >= weights.config.num_layers
+    return layer is not None and int(layer[1]) >= config.num_layers
 
 
 def _layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor]]:

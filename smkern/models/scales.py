@@ -12,7 +12,7 @@ from smkern.models.quantization import Quantization
 
 
 def is_scale(name: str) -> bool:
-    """Whether a tensor of `named_weights` holds scales."""
+    """Whether a tensor of `Weights.named` holds scales."""
     return name.endswith((SCALE, INVERSE, INPUT_SCALE, *KV_SCALES))
 
 

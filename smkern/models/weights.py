@@ -13,11 +13,11 @@ from smkern.device import torch_device
 from smkern.errors import ConfigError, DeviceError, WeightsError
 from smkern.limits import as_int, as_path
 from smkern.models.config import ModelConfig
+from smkern.models.layer_quantizing import check_device, quantize_layer
 from smkern.models.layers import Layer, Make, empty_layer
 from smkern.models.loader import filled, load
-from smkern.models.names import named_layer, named_weights
+from smkern.models.names import KV_SCALES, named_layer
 from smkern.models.quantization import Kind, Quantization
-from smkern.models.quantizing import check_device, quantize_layer
 from smkern.models.shard import WHOLE, Shard
 
 
@@ -215,7 +215,16 @@ class Weights:
 
     def named(self) -> dict[str, Tensor]:
         """Views of the weights by their Hugging Face names."""
-        return named_weights(self)
+        found = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.final_norm}
+        if self.lm_head is not self.embed:
+            found["lm_head.weight"] = self.lm_head
+        for index, layer in enumerate(self.layers):
+            for name, tensor in named_layer(self.config, layer).items():
+                found[f"model.layers.{index}.{name}"] = tensor
+            if self.kv_scales is not None:
+                for at, name in enumerate(KV_SCALES):
+                    found[f"model.layers.{index}.{name}"] = self.kv_scales[index, at : at + 1]
+        return found
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smkern.errors import ConfigError, DeviceError, WeightsError
 from smkern.models import ModelConfig, Quantization, Weights, preset, quantize
-from smkern.models.quantizing import check_device
+from smkern.models.layer_quantizing import check_device
 from tests.gpus import A100, L40S, install
 from tests.models.fp8_checkpoints import CONFIGS, FP8, SIZES, is_linear, quantized, write
 from tests.models.peers import hf_config
