@@ -163,7 +163,3 @@ def _command_line() -> str:
     """The command as a reader would type it, without paths of this machine."""
     words = sys.argv[2:] if sys.argv[1:2] == ["autotune"] else sys.argv[1:]
     return " ".join(["smkern autotune", *(Path(w).name if w.startswith("/") else w for w in words)])
-
-
-if __name__ == "__main__":
-    command()

@@ -118,7 +118,3 @@ def command(output: Output, *, shapes: Any, ms: Any, budgets: Any) -> None:
     differences: Differences = dict(results.summary.get("rows_that_differ", {}))
     invariant_suite(differences).run(groups, results, output, again=False)
     click.echo(str(results.summary))
-
-
-if __name__ == "__main__":
-    command()

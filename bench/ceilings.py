@@ -236,7 +236,3 @@ def command(output: Output, *, budgets: Any, save: bool, ship: bool, **_: Any) -
     if ship:
         click.echo(f"profile to ship: {ship_profile(profile)}")
     show(results, output.path)
-
-
-if __name__ == "__main__":
-    command()

@@ -160,7 +160,3 @@ def command(output: Output, *, shapes: Any, ms: Any, budgets: Any, own: bool) ->
         click.echo(f"{name}: {verdict}")
     met, of = results.summary["met"], results.summary["of"]
     click.echo(f"{met} of {of} cases without a cliff: {output.path}")
-
-
-if __name__ == "__main__":
-    command()

@@ -121,7 +121,3 @@ def command(output: Output, *, shapes: Any, ms: Any, budgets: Any) -> None:
     suite = GemmChoice(BACKENDS, context=False, bench=bench).suite(summarize, limits={})
     results = output.open()
     conclude(results, output.path, suite.run(groups, results, output, again=False))
-
-
-if __name__ == "__main__":
-    command()

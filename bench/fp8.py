@@ -235,7 +235,3 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
     results = output.open()
     suite = GroupSuite(lambda cases: Fp8Bench(Operands(cases[0]), names), summarize, loses_to_best)
     conclude(results, output.path, suite.run(groups, results, output, again=again))
-
-
-if __name__ == "__main__":
-    command()

@@ -159,7 +159,3 @@ def command(output: Output, *, shapes: Any, ms: Any, budgets: Any, again: bool) 
     )
     results = output.open()
     conclude(results, output.path, GemmChoice().suite().run(groups, results, output, again=again))
-
-
-if __name__ == "__main__":
-    command()

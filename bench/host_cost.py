@@ -213,7 +213,3 @@ def command(output: Output, *, ms: Any, budgets: Any, **_: Any) -> None:
     for cell in results.cells:
         goal = f" (at most {cell['target']})" if "target" in cell else ""
         click.echo(f"{cell['provider']:8} {cell['case']}: {cell['value']} {cell['unit']}{goal}")
-
-
-if __name__ == "__main__":
-    command()

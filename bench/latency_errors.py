@@ -164,7 +164,3 @@ def _curve_line(cells: Sequence[JsonDict], provider: str, counts: Sequence[int])
         shown = [f"{value:.1f}" if value is not None else "-" for value in (solo, beside)]
         words.append(f"{count}: {' / '.join(shown)}")
     return "   ".join(words)
-
-
-if __name__ == "__main__":
-    command()

@@ -69,7 +69,3 @@ def command(profiles: tuple[Path, ...], out: Path) -> None:
             click.echo(write_table(file, out))
     except SmkernError as error:
         raise click.ClickException(str(error)) from error
-
-
-if __name__ == "__main__":
-    command()

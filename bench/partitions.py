@@ -198,7 +198,3 @@ def _check_rungs(rungs: Sequence[int], total: int) -> None:
             f"{wrong} cannot be partitions of {total} SMs; give even counts from 2 to {total - 2}",
             param_hint="--budgets",
         )
-
-
-if __name__ == "__main__":
-    command()

@@ -317,7 +317,3 @@ def command(output: Output, *, ms: Any, budgets: Any) -> None:
             run = Run(results, output, summarize, progress)
             run.through(items, lambda item: bench.product(item, wanted[item]), len(items))
     conclude(results, output.path, 0)
-
-
-if __name__ == "__main__":
-    command()

@@ -155,7 +155,3 @@ def command(
         click.echo(
             f"{cell['case']['way']:10} {cell['case']['name']:16} {cell['value']} {cell['unit']}"
         )
-
-
-if __name__ == "__main__":
-    command()

@@ -210,7 +210,3 @@ def left_out_suite(folder: Path) -> GroupSuite[GemmCase]:
         dispatcher.constants = held.constants(shape)
 
     return GemmChoice(LEFT_OUT, peers=False, context=False, before=use).suite(summarize_left_out)
-
-
-if __name__ == "__main__":
-    command()

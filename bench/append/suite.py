@@ -38,7 +38,3 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
         loses_to_best,
     )
     conclude(results, output.path, suite.run(groups, results, output, again=again))
-
-
-if __name__ == "__main__":
-    command()

@@ -41,7 +41,3 @@ def command(output: Output, *, cases: str | None, budgets: Any, again: bool) -> 
     sides = {n for group in groups for n in (group.num_sms, total - group.num_sms) if n}
     left = suite.run(groups, results, output, again=again, budgets=sides)
     conclude(results, output.path, left)
-
-
-if __name__ == "__main__":
-    command()

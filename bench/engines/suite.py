@@ -112,7 +112,3 @@ def command(
     results = output.open()
     left = measure_engine(names[0], load, results, output, steps)
     conclude(results, output.path, left, of="tasks")
-
-
-if __name__ == "__main__":
-    command()

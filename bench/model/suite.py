@@ -255,7 +255,3 @@ def command(
     for table in (breakdown_table,) if breakdown else (decode_table, prefill_table):
         click.echo(table(results.cells) + "\n")
     conclude(results, output.path, left, of="tasks")
-
-
-if __name__ == "__main__":
-    command()

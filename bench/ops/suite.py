@@ -86,7 +86,3 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
     suite = ops_suite(noted(flashinfer_with(*FLASHINFER_PARTS), results.meta), names)
     left = suite.run(there(groups, results), results, output, again=again)
     conclude(results, output.path, left)
-
-
-if __name__ == "__main__":
-    command()

@@ -82,7 +82,3 @@ def _line(cell: Cell) -> str:
     figure = f"{cell['us']} us" if "us" in cell else f"{cell['value']} {cell['unit']}"
     case = " ".join(f"{k}={v}" for k, v in cell["case"].items())
     return f"{cell['op']} {case} on {cell.get('num_sms', '')} [{cell['provider']}] {figure}"
-
-
-if __name__ == "__main__":
-    command()

@@ -178,7 +178,3 @@ def _line(cell: Cell) -> str:
         f"{cell['ttft_kept']:.2%}, {cell.get('sm_mhz')} MHz, compiled {cell.get('compiled')}, "
         f"graphs missed {cell.get('graphs_missed')}"
     )
-
-
-if __name__ == "__main__":
-    command()

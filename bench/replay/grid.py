@@ -247,7 +247,3 @@ def command(
     grid = Grid(output.open(), list(table), how)
     run(grid, output, jobs)
     click.echo(f"{len(grid.results.by_key)} cells in {output.path}; {grid.left()} left (--resume)")
-
-
-if __name__ == "__main__":
-    command()

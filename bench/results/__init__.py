@@ -230,7 +230,3 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
         merged.summary = {name: row for rows in suites for name, row in rows(cells).items()}
     merged.save(out)
     click.echo(f"{len(merged.by_key)} cells in {out}")
-
-
-if __name__ == "__main__":
-    command()

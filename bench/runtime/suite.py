@@ -207,7 +207,3 @@ def command(
         if names:
             click.echo(f"{title}: {', '.join(names)}")
     conclude(results, output.path, len(left), of="tasks")
-
-
-if __name__ == "__main__":
-    command()

@@ -18,14 +18,12 @@ class Work(NamedTuple):
         return max(self.bytes_moved / tbps, self.flops / tflops) / 1e6
 
 
-def linear(n: float, d_in: int, d_out: int, *, written: int | None = None) -> Work:
+def linear(n: float, d_in: int, d_out: int) -> Work:
     """A product of `n` tokens: 2 n d_in d_out FLOPs; its input, weights and output once each.
 
     Args:
         n: Tokens.
         d_in: Columns of the input.
         d_out: Columns of the product.
-        written: Columns that it writes, where its epilogue leaves fewer; None: `d_out`.
     """
-    columns = d_out if written is None else written
-    return Work(2 * n * d_in * d_out, ELEMENT_BYTES * (n * d_in + d_in * d_out + n * columns))
+    return Work(2 * n * d_in * d_out, ELEMENT_BYTES * (n * d_in + d_in * d_out + n * d_out))

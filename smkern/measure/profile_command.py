@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smkern.errors import DeviceError, SmkernError
+from smkern.errors import DeviceError
 from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.stamp import kernels_hash
@@ -241,10 +241,3 @@ def _progress(cells: int, seconds: float) -> Iterator[Callable[[int, float], Non
 def _say(count: int, cells: int, spent: float, seconds: float) -> None:
     if count % 50 == 0:
         click.echo(f"{count} of {cells} cells, {spent:.0f} of {seconds:.0f} s", err=True)
-
-
-if __name__ == "__main__":
-    try:
-        command()
-    except SmkernError as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from error

@@ -69,6 +69,4 @@ def _command_line(argv: Iterable[str]) -> str:
     name = path.name
     if name == "__main__.py":
         name = f"python -m {path.parent.name}"
-    elif path.parent.name == "bench":
-        name = f"python -m smkern.bench.{path.stem}"
     return " ".join([name, *(Path(x).name if x.startswith("/") else x for x in rest)])

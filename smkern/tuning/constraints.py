@@ -144,16 +144,6 @@ def gate_up_at(gemm_workspace_bytes: int) -> int:
     return -(-max(gemm_workspace_bytes, COUNTER_BYTES) // 256) * 256
 
 
-def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
-    """Upper bound of a split launch's counters and fp32 partial tiles, bytes."""
-    if config.split == 1:
-        return 0
-    partial = 4 * config.block_m * config.block_n
-    if config.split == STREAM_K:
-        return COUNTER_BYTES + 2 * num_ctas(config, budget) * partial
-    return COUNTER_BYTES + num_tiles(problem, config) * config.split * partial
-
-
 def partials_fit(config: GemmConfig, split: int, tiles: int, ctas: int) -> bool:
     """The counters and fp32 partial tiles of a split launch fit the largest workspace."""
     if split == 1:

@@ -119,7 +119,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 @pytest.mark.parametrize(
     ("program", "command"),
     [
-        ("/root/x/bench/gemm.py", "python -m smkern.bench.gemm --out gemm.json"),
         ("/root/x/smkern/__main__.py", "python -m smkern --out gemm.json"),
         ("/venv/bin/smkern", "smkern --out gemm.json"),
     ],

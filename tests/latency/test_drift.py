@@ -1,4 +1,4 @@
-"""Regressions of either phase by partition, and DRIFT's table of what bounds its kernels."""
+"""Regressions of either phase by partition."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pytest
 
 from smkern.errors import LatencyError
 from smkern.latency import Chunk, Size
-from smkern.latency.drift import Drift, memory_over_compute
+from smkern.latency.drift import Drift
 from smkern.latency.sample import Sample
-from smkern.latency.sizes import ModelSizes
 from smkern.latency.solo import SoloRun
 
 LAYERS = 4
@@ -127,31 +126,3 @@ def test_where_nothing_cached_was_measured_the_nearest_partition_says_what_it_co
 def test_what_is_missing_is_named(kept: list[Size], message: str) -> None:
     with pytest.raises(LatencyError, match=message):
         Drift([Sample(size, 50, truth(size, 50)) for size in kept])
-
-
-LLAMA_70B = ModelSizes(
-    num_layers=80,
-    hidden_size=8192,
-    intermediate_size=28672 // 8,
-    q_size=8192 // 8,
-    kv_size=1024 // 8,
-    qkv_size=3 * 8192 // 8,
-    head_dim=128,
-    vocab_size=128256,
-)
-"""A GPU's eighth; the paper's numbers follow with keys and values as wide as queries."""
-
-
-def test_table_2_of_drift() -> None:
-    # The table's times are those of 312 TFLOP/s, A100's peak: O's 0.0138 ms is
-    # 2 x 256 x 8192 x 1024 FLOPs over it, where the text's 320 gives 0.0134.
-    got = memory_over_compute(LLAMA_70B, tflops=312, tbps=2.039, cached=8196)
-    table = {
-        "qkv": 0.666,
-        "o": 0.765,
-        "gate_up": 0.628,
-        "down": 0.659,
-        "prefill_attention": 0.027,
-        "decode_attention": 19.2,
-    }
-    assert got == pytest.approx(table, rel=2e-3)
