@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-import smkern
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import Budget, GemmProblem
+from tests.gpu.sides import sides
 
 
 class Run(Protocol):
@@ -85,22 +85,19 @@ def check_dispatched(problems: Iterable[GemmProblem], budget: Budget) -> None:
 
 def check_partition_graphs(call: Callable[[Tensor | None], Tensor]) -> None:
     """In four partitions a graph of `call(out)` has the bits of `call(None)`, each time."""
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for partition in (split.decode, split.prefill):
-                torch.cuda.synchronize()
-                with partition:
-                    want = call(None)
-                torch.cuda.synchronize()
-                out = torch.empty_like(want)
-                torch.cuda.synchronize()
-                with partition.capture() as graph:
-                    call(out)
-                for _ in range(3):
-                    out.fill_(float("nan"))
-                    torch.cuda.synchronize()
-                    partition.launch(graph)
-                    partition.synchronize()
-                    assert torch.equal(out, want)
-                del want, graph
+    for partition in sides():
+        torch.cuda.synchronize()
+        with partition:
+            want = call(None)
+        torch.cuda.synchronize()
+        out = torch.empty_like(want)
+        torch.cuda.synchronize()
+        with partition.capture() as graph:
+            call(out)
+        for _ in range(3):
+            out.fill_(float("nan"))
+            torch.cuda.synchronize()
+            partition.launch(graph)
+            partition.synchronize()
+            assert torch.equal(out, want)
+        del want, graph

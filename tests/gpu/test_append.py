@@ -24,6 +24,7 @@ from tests.gpu.append_support import (
     same_bits,
 )
 from tests.gpu.attention.cases import fresh_seed
+from tests.gpu.sides import neighbours
 from tests.ops.append_cases import FP8, Case, make
 
 RAGGED = ((1, 40), (300, 411), (0, 5), (8, 8), (1, 1), (0, 0), (129, 900), (2, 17))
@@ -234,23 +235,20 @@ def test_a_row_alone_has_the_same_bits(case):
         assert same_bits(x, y)
     noise = torch.randn(2048, 2048, device="cuda").bfloat16()
     torch.cuda.synchronize()
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for side, other in ((split.decode, split.prefill), (split.prefill, split.decode)):
-                got = torch.full_like(out, torch.nan)
-                made[0][3].view(torch.uint8).fill_(0)
-                torch.cuda.synchronize()
-                with other:
-                    busy = [noise @ noise for _ in range(5)]
-                with side:
-                    smkern.qk_norm_rope_append(*made[0], **made[1], out=got)
-                side.synchronize()
-                other.synchronize()
-                del busy
-                assert same_bits(got, out)
-                written = ~caches[0].float().isnan()
-                assert torch.equal(made[0][3].float()[written], caches[0].float()[written])
+    for side, other in neighbours():
+        got = torch.full_like(out, torch.nan)
+        made[0][3].view(torch.uint8).fill_(0)
+        torch.cuda.synchronize()
+        with other:
+            busy = [noise @ noise for _ in range(5)]
+        with side:
+            smkern.qk_norm_rope_append(*made[0], **made[1], out=got)
+        side.synchronize()
+        other.synchronize()
+        del busy
+        assert same_bits(got, out)
+        written = ~caches[0].float().isnan()
+        assert torch.equal(made[0][3].float()[written], caches[0].float()[written])
 
 
 @pytest.mark.parametrize("flat", [False, True])

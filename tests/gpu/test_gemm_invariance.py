@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import smkern
+from tests.gpu.sides import sides
 
 SHAPES = [(512, 1024), (776, 4096)]
 
@@ -74,16 +75,13 @@ def test_a_rows_place_does_not_matter():
 def test_partitions_give_the_same_bits():
     a, w, _ = _inputs(100, 776, 4096)
     want = smkern.gemm(a, w, batch_invariant=True)
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for partition in (split.decode, split.prefill):
-                torch.cuda.synchronize()
-                with partition:
-                    got = smkern.gemm(a, w, batch_invariant=True)
-                torch.cuda.synchronize()
-                assert torch.equal(got, want)
-                del got
+    for partition in sides():
+        torch.cuda.synchronize()
+        with partition:
+            got = smkern.gemm(a, w, batch_invariant=True)
+        torch.cuda.synchronize()
+        assert torch.equal(got, want)
+        del got
 
 
 def test_alone_and_beside_a_neighbour_bit_for_bit():

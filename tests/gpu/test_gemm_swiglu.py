@@ -12,6 +12,7 @@ from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu.gemm_support import Operands, precompile_all, run_config
+from tests.gpu.sides import sides
 from tests.gpu.swiglu_support import Case, check, operands
 
 HALF = torch.bfloat16
@@ -125,15 +126,12 @@ def test_budgets_by_the_grid(num_sms):
 
 
 def test_budgets_by_the_mask():
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for partition in (split.decode, split.prefill):
-                with partition:
-                    run(Case(64, 1024, 1024))
-                    run(Case(300, 264, 4096), backend="own")
-                    run(Case(16, 2048, 1024), backend="unfused")
-                torch.cuda.synchronize()
+    for partition in sides():
+        with partition:
+            run(Case(64, 1024, 1024))
+            run(Case(300, 264, 4096), backend="own")
+            run(Case(16, 2048, 1024), backend="unfused")
+        torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("m", [1, 64, 128, 513])

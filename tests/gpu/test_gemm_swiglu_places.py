@@ -20,6 +20,7 @@ from tests.gpu.confinement import (
 )
 from tests.gpu.gemm_support import Holder, finishes, precompile_all
 from tests.gpu.gemm_trace import Traced
+from tests.gpu.sides import sides
 from tests.gpu.swiglu_support import Case, check, fresh_eager, operands
 
 HALF = torch.bfloat16
@@ -135,17 +136,14 @@ def test_a_layer_of_overlapping_launches_reads_what_was_written():
             smkern.gemm(inner, down, residual=x, out=x, static_weights=promise)
         return x
 
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for partition in (split.decode, split.prefill):
-                torch.cuda.synchronize()
-                with partition:
-                    want, got = chain(False), chain(True)
-                partition.synchronize()
-                assert torch.isfinite(want).all()
-                assert torch.equal(got, want)
-                del want, got
+    for partition in sides():
+        torch.cuda.synchronize()
+        with partition:
+            want, got = chain(False), chain(True)
+        partition.synchronize()
+        assert torch.isfinite(want).all()
+        assert torch.equal(got, want)
+        del want, got
 
 
 def test_every_batch_and_budget_gives_the_same_bits():

@@ -9,6 +9,7 @@ import smkern
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig
 from tests.gpu.gemm_support import Case, Operands, check, operands, precompile_all, run_config
+from tests.gpu.sides import sides
 
 FLAGS, ACTIVATIONS = (False, True), (None, "silu", "gelu")
 ALL = [Epilogue(b, r, act) for b in FLAGS for r in FLAGS for act in ACTIVATIONS]
@@ -113,14 +114,11 @@ def test_budgets_by_the_grid(num_sms):
 
 
 def test_budgets_by_the_mask():
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for partition in (split.decode, split.prefill):
-                with partition:
-                    run(Case(64, 2048, 1024))
-                    run(Case(300, 520, 4096, epilogue=FULL))
-                torch.cuda.synchronize()
+    for partition in sides():
+        with partition:
+            run(Case(64, 2048, 1024))
+            run(Case(300, 520, 4096, epilogue=FULL))
+        torch.cuda.synchronize()
 
 
 def test_large_offsets_do_not_wrap():

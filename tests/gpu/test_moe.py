@@ -34,6 +34,7 @@ from tests.gpu.moe_support import (
     routed,
     same_bits,
 )
+from tests.gpu.sides import sides
 
 EXPERTS, TOP_K, HIDDEN = 128, 8, 2048
 SIZES = [(128, 8), (8, 2), (60, 4), (512, 10), (16, 1), (6, 3)]
@@ -253,18 +254,16 @@ def test_a_rows_bits_are_its_own(tokens: int) -> None:
         assert same_bits(
             smkern.moe_unpermute(rows, places, weights[one], residual=x[one]), total[one]
         )
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            for side in ladder.split(decode=decode):
-                torch.cuda.synchronize()
-                with side:
-                    got = smkern.topk_softmax(logits, TOP_K)
-                    moved = smkern.moe_permute(x, experts, EXPERTS)
-                    back = smkern.moe_unpermute(moved[0], moved[2], weights, residual=x)
-                side.synchronize()
-                assert same_bits(got[0], weights)
-                assert same_bits(moved[0], rows)
-                assert same_bits(back, total)
+    for side in sides():
+        torch.cuda.synchronize()
+        with side:
+            got = smkern.topk_softmax(logits, TOP_K)
+            moved = smkern.moe_permute(x, experts, EXPERTS)
+            back = smkern.moe_unpermute(moved[0], moved[2], weights, residual=x)
+        side.synchronize()
+        assert same_bits(got[0], weights)
+        assert same_bits(moved[0], rows)
+        assert same_bits(back, total)
 
 
 @pytest.mark.parametrize("tokens", [64, 1100])

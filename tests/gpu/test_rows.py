@@ -31,6 +31,7 @@ from tests.gpu.rows_support import (
     run,
     same_bits,
 )
+from tests.gpu.sides import sides
 
 EACH = pytest.mark.parametrize("op", OPERATORS)
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -166,15 +167,13 @@ def test_a_rows_bits_are_its_own(op: str) -> None:
         alone = given._replace(**rowed, out=poisoned(1, 5120, BF16))
         run(alone)
         assert same_bits(alone.out, bits[row : row + 1])
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            for side in ladder.split(decode=decode):
-                given.out.fill_(torch.nan)
-                torch.cuda.synchronize()
-                with side:
-                    getattr(smkern, op)(*tensors(given), out=given.out, **eps_of(given))
-                side.synchronize()
-                assert same_bits(given.out, bits)
+    for side in sides():
+        given.out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        with side:
+            getattr(smkern, op)(*tensors(given), out=given.out, **eps_of(given))
+        side.synchronize()
+        assert same_bits(given.out, bits)
 
 
 def one_row(op: str) -> tuple[str, ...]:

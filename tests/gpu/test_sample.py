@@ -13,6 +13,7 @@ from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.reference import sample as reference
 from smkern.ops.sample.call import Sample, choices_of
 from tests.gpu.sample_support import precompile
+from tests.gpu.sides import sides
 from tests.ops.sample_cases import (
     DTYPES,
     KINDS,
@@ -104,14 +105,12 @@ def test_no_budget_changes_a_token(kind):
     want = draw(logits, **options)
     for num_sms in (1, 7, 16, 48, 100):
         assert torch.equal(draw(logits, **options, num_sms=num_sms), want), num_sms
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            for partition in ladder.split(decode=decode):
-                torch.cuda.synchronize()
-                with partition:
-                    got = smkern.sample(logits, **options)
-                partition.synchronize()
-                assert torch.equal(got, want), partition.num_sms
+    for partition in sides():
+        torch.cuda.synchronize()
+        with partition:
+            got = smkern.sample(logits, **options)
+        partition.synchronize()
+        assert torch.equal(got, want), partition.num_sms
 
 
 @EACH_KIND

@@ -22,6 +22,7 @@ from tests.gpu.attention.support import (
 )
 from tests.gpu.attention.truth import check
 from tests.gpu.gemm_support import Holder, finishes
+from tests.gpu.sides import sides
 
 DECODE = Case(kv_lens=(1500, 1500, 1500, 1500, 1500))
 VERIFY = Case(kv_lens=(1500, 700, 700, 700), q_lens=(8, 8, 8, 8))
@@ -128,28 +129,26 @@ def test_a_capture_without_a_plan_makes_one_in_the_graph():
 
 
 def test_graphs_of_partitions():
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            for partition in ladder.split(decode=decode):
-                replayed = Replayed.of(CHUNKS)
-                step = replayed.step
-                replayed.fill_queries()
-                plan = make_plan(step, num_sms=partition.num_sms)
-                torch.cuda.synchronize()  # a partition does not wait for the stream before it
-                with partition:
-                    attend(step, plan=plan)
-                partition.synchronize()
-                with partition.capture() as graph:
-                    make_plan(step, out=plan)
-                    attend(step, plan=plan)
-                for kv_lens in ([1500, 0, 40, 700], [200, 8, 700, 1]):
-                    replayed.set(kv_lens, [200, 1, 8, 5])
-                    torch.cuda.synchronize()
-                    partition.launch(graph)
-                    partition.synchronize()
-                    check(step)
-                graph.close()
-                del graph, plan, replayed, step
+    for partition in sides():
+        replayed = Replayed.of(CHUNKS)
+        step = replayed.step
+        replayed.fill_queries()
+        plan = make_plan(step, num_sms=partition.num_sms)
+        torch.cuda.synchronize()  # a partition does not wait for the stream before it
+        with partition:
+            attend(step, plan=plan)
+        partition.synchronize()
+        with partition.capture() as graph:
+            make_plan(step, out=plan)
+            attend(step, plan=plan)
+        for kv_lens in ([1500, 0, 40, 700], [200, 8, 700, 1]):
+            replayed.set(kv_lens, [200, 1, 8, 5])
+            torch.cuda.synchronize()
+            partition.launch(graph)
+            partition.synchronize()
+            check(step)
+        graph.close()
+        del graph, plan, replayed, step
 
 
 def test_a_capture_that_would_load_a_kernel_is_refused():

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import smkern
 from tests.gpu.attention.cases import Case, Step, int32, make_step
 from tests.gpu.attention.support import BACKENDS, MIXED, at_most, attend
 from tests.gpu.attention.truth import check
+from tests.gpu.sides import neighbours
 
 LONG = Case(kv_lens=(5000, 1, 700, 0, 256, 2100), q_heads=8, kv_heads=2)
 VERIFY = Case(kv_lens=(5000, 9, 700, 8, 256, 1300), q_lens=(8, 1, 3, 8, 5, 2))
@@ -168,21 +168,18 @@ def test_partitions_and_neighbours(case):
     out, lse = step.out.clone(), step.lse.clone()
     noise = torch.randn(2048, 2048, device="cuda").bfloat16()
     torch.cuda.synchronize()
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for side, other in ((split.decode, split.prefill), (split.prefill, split.decode)):
-                step.poison_outputs()
-                torch.cuda.synchronize()
-                with other:
-                    busy = [noise @ noise for _ in range(10)]
-                with side:
-                    attend(step)
-                side.synchronize()
-                other.synchronize()
-                del busy
-                assert same_bits(step.out, out)
-                assert same_bits(step.lse, lse)
+    for side, other in neighbours():
+        step.poison_outputs()
+        torch.cuda.synchronize()
+        with other:
+            busy = [noise @ noise for _ in range(10)]
+        with side:
+            attend(step)
+        side.synchronize()
+        other.synchronize()
+        del busy
+        assert same_bits(step.out, out)
+        assert same_bits(step.lse, lse)
 
 
 @EACH_BACKEND

@@ -21,6 +21,7 @@ from tests.gpu.attention.support import (
     run,
 )
 from tests.gpu.attention.truth import check, truth
+from tests.gpu.sides import sides
 
 GROUPS = [(1, 1), (3, 3), (8, 8), (8, 4), (8, 2), (5, 1), (10, 2), (24, 3), (16, 1), (64, 8)]
 DIMS = [64, 96, 128, 256]
@@ -126,16 +127,14 @@ def test_budgets_by_the_grid(case, num_sms):
 
 
 def test_budgets_by_the_mask():
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            for partition in ladder.split(decode=decode):
-                for case in (Case(kv_lens=RAGGED), MIXED):
-                    with partition:
-                        step = make_step(case)
-                        attend(step)
-                    partition.synchronize()
-                    check(step)
-                    del step
+    for partition in sides():
+        for case in (Case(kv_lens=RAGGED), MIXED):
+            with partition:
+                step = make_step(case)
+                attend(step)
+            partition.synchronize()
+            check(step)
+            del step
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -13,6 +13,7 @@ from torch import Tensor
 import smkern
 from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights, preset
 from tests.gpu.models.support import DEVICE, decode_graph
+from tests.gpu.sides import sides
 from tests.models.peers import Session
 
 PAGE = 16
@@ -161,16 +162,15 @@ def test_decode_in_every_batch(model, decoded, num_sms) -> None:
 def test_decode_in_partitions(model: Model, decoded: tuple[Tensor, Tensor]) -> None:
     """Masks confine instead of grids, and launches may overlap."""
     wrong = []
-    with smkern.ladder([16, 48]) as ladder:
-        for side in (side for split in ladder for side in split):
-            torch.cuda.synchronize()
-            for batch in (1, 17, 64, 128):
-                with side:
-                    found = model.decode(batch)
-                side.synchronize()
-                if not all_same(found, [x[:batch] for x in decoded]):
-                    wrong.append((side.num_sms, batch))
-                del found  # a partition does not close under tensors of its stream
+    for side in sides():
+        torch.cuda.synchronize()
+        for batch in (1, 17, 64, 128):
+            with side:
+                found = model.decode(batch)
+            side.synchronize()
+            if not all_same(found, [x[:batch] for x in decoded]):
+                wrong.append((side.num_sms, batch))
+            del found  # a partition does not close under tensors of its stream
     assert not wrong, f"(SMs, batch): {wrong}"
 
 
