@@ -18,6 +18,7 @@ from smkern.device import check_budget
 from smkern.tuning import candidates, constraints, cost_model
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, load_constants
+from smkern.tuning.grouped import GroupedConfig
 from smkern.tuning.select import INVARIANT_BUDGETS, INVARIANT_ROWS, Nominal
 
 if TYPE_CHECKING:
@@ -102,16 +103,16 @@ def is_wide(config: GemmConfig) -> bool:
     return config.block_n > 128 and not config.swap
 
 
-def base_registers(config: GemmConfig) -> int:
+def base_registers(config: GemmConfig | GroupedConfig) -> int:
     """Registers a thread that a launch gets; warpgroups exchange them later."""
     threads = 32 * (config.num_warps + 4)  # the copying warp's group is four warps wide
     return min(constraints.REGISTERS_PER_SM // (threads * config.ctas_per_sm) // 8 * 8, 255)
 
 
-def multiply_registers(config: GemmConfig) -> int:
-    """Registers of a multiplying thread, once the copying warpgroup has given up its own."""
+def multiply_registers(config: GemmConfig | GroupedConfig, copying: int = COPY_REGISTERS) -> int:
+    """Registers of a multiplying thread, once the copying warpgroup has none but `copying`."""
     warps = config.num_warps
-    found = (base_registers(config) * (warps + 4) - 4 * COPY_REGISTERS) // warps // 8 * 8
+    found = (base_registers(config) * (warps + 4) - 4 * copying) // warps // 8 * 8
     return min(found, 240)
 
 

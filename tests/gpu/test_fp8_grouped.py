@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -21,10 +23,19 @@ from tests.gpu.gemm_support import capability, framed
 
 COUNTS = {
     "few": [1, 0, 3, 0, 0, 7, 2, 1],
+    "one": [0, 0, 0, 0, 0, 0, 0, 1],
+    "some": [40, 0, 31, 33, 1, 20, 64, 5],
     "skewed": [0, 0, 300, 1, 0, 5, 0, 17],
     "many": [130, 128, 0, 1, 257, 64, 127, 129],
 }
-SIZES = {False: (2048, 768), True: (768, 2048)}
+
+
+WIDTHS = {
+    "qwen": (2048, 768),
+    "ragged": (200, 400),  # by 400 of K: the last step is cut, and rows alone have scales
+    "cut-block": (200, 512),  # gated, its blocks of up are no whole tiles: by pointers
+    "by-pointers": (204, 512),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,11 +43,13 @@ def _compiled() -> None:
     if not torch.cuda.is_available():
         return
     kernels = ScaledGroupedKernels(capability())
+    problem = ScaledGroupedProblem(1, 8, 8, 8)
     wanted = {
         variant: None
-        for swiglu in SIZES
-        for blocks in (False, True)
-        for variant in kernels.variants(ScaledGroupedProblem(1, 8, 8, 8, swiglu, blocks=blocks))
+        for swiglu, blocks, mapped in product((False, True), repeat=3)
+        for variant in kernels.variants(
+            replace(problem, swiglu=swiglu, blocks=blocks, mapped=mapped)
+        )
     }
     workers = min(16, len(os.sched_getaffinity(0)))
     compile_all([Compile(variant) for variant in wanted], workers=workers)
@@ -52,12 +65,17 @@ def experts_of(kind: str, rows: int, n: int, k: int) -> tuple[Tensor, Tensor, Te
     return a, w, a_scale, torch.stack([scale for _, scale in made])
 
 
-@pytest.mark.parametrize("swiglu", SIZES)
+@pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("name", COUNTS)
-def test_values(name, kind, swiglu):
-    counts = COUNTS[name]
-    rows, (n, k) = sum(counts), SIZES[swiglu]
+def test_values(name, widths, kind, swiglu):
+    counts, (n, k) = COUNTS[name], WIDTHS[widths]
+    rows = sum(counts)
+    if kind == "block" and k % 128:
+        return  # such scales are refused
+    if widths == "qwen" and swiglu:
+        n, k = k, n
     a, w, a_scale, w_scale = experts_of(kind, rows, n * (1 + swiglu), k)
     offsets = torch.tensor([0, *counts], device="cuda").cumsum(0).int()
     out, frame = framed(rows, n, torch.bfloat16)
@@ -75,6 +93,22 @@ def test_values(name, kind, swiglu):
     for num_sms in (7, 60):
         again = smkern.grouped_gemm(a, w, offsets, **options, num_sms=num_sms)
         assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize("rows", [60, 600, 6000])
+def test_real_routing_with_many_experts(rows):
+    """512 experts fill the search for a tile's; a third of them has no rows."""
+    a, a_scale = fp8.quantize(torch.randn(rows, 256, device="cuda"), "block")
+    q, scale = fp8.quantize(torch.randn(512 * 128, 256, device="cuda"), "weight_block")
+    w, w_scale = q.view(512, 128, 256), scale.view(512, 1, 2)
+    counts = torch.bincount(torch.randint(0, 340, (rows,)) * 3 // 2, minlength=512)
+    offsets = torch.cat([torch.zeros(1), counts.cumsum(0)]).int().cuda()
+    found = smkern.grouped_gemm(a, w, offsets, a_scale=a_scale, w_scale=w_scale)
+    want = reference.grouped_gemm(
+        fp8.dequantize(a, a_scale, torch.float64), fp8.dequantize(w, w_scale, torch.float64),
+        offsets, compute_dtype=torch.float64,
+    )  # fmt: skip
+    assert float((found.double() - want).norm() / want.norm()) < 0.0025
 
 
 def test_offsets_that_cannot_be_read_nothing_outside():

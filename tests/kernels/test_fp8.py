@@ -16,6 +16,7 @@ from smkern.kernels.fp8 import (
     gemm_ws,
     grouped_launch,
     grouped_triton,
+    grouped_ws,
     rows_launch,
     rows_triton,
 )
@@ -113,16 +114,41 @@ def test_the_pointer_kernel_compiles_without_bulk_copies(capability: int, tmp_pa
         assert usage(artifact, tmp_path)[1] == 0
 
 
+@pytest.mark.parametrize("experts", [128, 512])
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("swiglu", [False, True])
-def test_grouped_products_are_of_e4m3(swiglu: bool, blocks: bool, tmp_path: Path) -> None:
-    problem = ScaledGroupedProblem(64, 128, 768, 2048, swiglu, blocks=blocks)
+def test_experts_keep_their_sums_in_registers(swiglu, blocks, experts, tmp_path) -> None:
+    problem = ScaledGroupedProblem(64, experts, 768, 2048, swiglu, blocks=blocks)
     for variant in ScaledGroupedKernels(90).variants(problem):
+        config, artifact = variant.config, variant.compile()
+        wide = swiglu and not config.swap
+        registers, stack = usage(artifact, tmp_path)
+        assert stack <= 8 * (wide and experts > 256), "what spills is read once a tile"
+        assert config.ctas_per_sm * registers * artifact.num_threads <= 65_536
+        assert config.ctas_per_sm * (artifact.shared_bytes + 1024) <= shared_limit((9, 0)) + 1024
+        code = told(artifact, tmp_path, "-sass")
+        columns = config.block_m if config.swap else 64 if wide else 128
+        shapes = set(re.findall(r"QGMMA\.(\w+)\.F32\.E4M3\.E4M3", code))
+        assert shapes == {f"64x{columns}x32"}
+        assert "UTMALDG.2D" in code
+        waits = re.findall(r"ACQBULK|DEPBAR\.GDC", code)
+        assert len(waits) > config.num_warps // 4, "each warpgroup, and the copying warp"
+        products = len(re.findall("QGMMA", code))
+        assert code.count("WARPGROUP.DEPBAR") * 4 == products, "no product waits for another"
+
+
+@pytest.mark.parametrize("capability", [89, 90])
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_experts_by_pointers_are_of_e4m3(swiglu: bool, capability: int, tmp_path: Path) -> None:
+    problem = ScaledGroupedProblem(64, 128, 768, 2048, swiglu, blocks=True, mapped=False)
+    for variant in ScaledGroupedKernels(capability).variants(problem):
+        assert variant.config.kernel == "pointer"
         artifact = variant.compile()
         code = told(artifact, tmp_path, "-sass")
-        assert "QGMMA" in code
-        assert "HMMA" not in code, "fewer than 64 rows are multiplied as fp16"
-        assert usage(artifact, tmp_path)[1] == 0
+        assert re.search("QGMMA" if capability == 90 else "QMMA|E4M3", code)
+        if capability == 90:
+            assert "HMMA" not in code, "fewer than 64 rows are multiplied as fp16"
+            assert usage(artifact, tmp_path)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +178,14 @@ def test_parameters_are_packed_in_the_kernels_order() -> None:
         kernel: Any = getattr(rows_triton, f"{name}_fp8")
         assert kernel.arg_names[: len(parameters)] == [*parameters]
     for fn, names in (
-        (grouped_triton.fp8_grouped_pointer, [*grouped_launch.SIGNATURE]),
+        (
+            grouped_triton.fp8_grouped_pointer,
+            ["a_ptr", "w_ptr", *grouped_launch.ADDRESSES, *grouped_launch.POINTER_NUMBERS],
+        ),
+        (
+            grouped_ws.fp8_grouped_ws,
+            ["a_desc", "w_desc", *grouped_launch.ADDRESSES, *grouped_launch.WS_NUMBERS],
+        ),
         (
             gemm_triton.fp8_gemm_pointer,
             ["a_ptr", "w_ptr", *GIVEN[:3], *GIVEN[5:], *POINTER_NUMBERS],

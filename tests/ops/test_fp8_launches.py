@@ -38,12 +38,16 @@ from smkern.profile import load_profile
 from smkern.tuning import fp8, fp8_grouped, fp8_rows
 from smkern.tuning.config import Budget
 from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8_grouped import ScaledGroupedProblem
 
 E4M3 = torch.float8_e4m3fn
 H200 = load_profile("h200")
 BUDGET = Budget(24, "mask", True)
 WS = ["x_map", *["-"] * 4, "y_map", *["-"] * 4, "out", "bias", "residual", "partials", "counters",
       "a_scale", "w_scale", *gemm_compile.NUMBERS]  # fmt: skip
+GROUPED_POINTER = ["a", "w", *grouped_launch.ADDRESSES, *grouped_launch.POINTER_NUMBERS]
+GROUPED_WS = ["a_map", *["-"] * 4, "w_map", *["-"] * 4, *grouped_launch.ADDRESSES,
+              *grouped_launch.WS_NUMBERS]  # fmt: skip
 GATED = ["x_map", *["-"] * 4, "y_map", *["-"] * 8, *gated_launch.ADDRESSES, *gated_launch.NUMBERS]
 
 
@@ -51,6 +55,8 @@ def artifact(variant: Any) -> Artifact:
     boxes: Any = ()
     if getattr(variant, "kernel", "") == "ws":
         boxes = ((variant.rows, 64), (variant.columns, 64))
+    if isinstance(variant, grouped_launch.ScaledGroupedVariant) and variant.config.kernel == "ws":
+        boxes = ((variant.config.block_m, 64), (variant.config.block_n, 64))
     if isinstance(variant, gated_launch.GatedVariant):
         boxes = ((128, 64), (1, 2, 128, 64))
     return Artifact("kernel", b"", 384, 0, (3, 3), boxes, 8)
@@ -237,18 +243,62 @@ def test_rows(launched):
     [((1,), (0, 0)), ((3,), (0, 1)), ((3, 256), (1, 256)), ((3, 256, 1), (1, 256)),
      ((3, 2, 4), (4, 8))],
 )  # fmt: skip
-def test_experts(shape, steps, launched):
-    w = torch.zeros(3, 256, 512, dtype=torch.uint8).view(E4M3)
-    a_scale = torch.ones(70, 4) if shape == (3, 2, 4) else torch.ones(70)
+@pytest.mark.parametrize("gap", [0, 1])
+def test_experts(shape, steps, gap, launched):
+    w = torch.zeros(3, 256 + gap, 512, dtype=torch.uint8).view(E4M3)[:, :256]
+    blocks = shape == (3, 2, 4)
+    a_scale = torch.ones(70, 4) if blocks else torch.ones(70)
     call = ScaledGrouped(
-        rows(70, 512, 512), w, a_scale, torch.ones(shape), torch.zeros(4).int(), True
+        rows(70, 512, 528), w, a_scale, torch.ones(shape), torch.zeros(4).int(), True
     )
-    kernels = OperatorDispatcher(H200, lambda: ScaledGroupedKernels(90), fp8_grouped.choose)
+    choose = fp8_grouped.selector(H200)
+    kernels = OperatorDispatcher(H200, lambda: ScaledGroupedKernels(90), choose)
     assert run(SCALED_GROUPED, call, kernels).shape == (70, 128)
-    found = named(launched[-1], [*grouped_launch.SIGNATURE])
+    found = named(launched[-1], GROUPED_POINTER if gap else GROUPED_WS)
     assert (found["w_step"], found["w_expert_step"]) == steps
-    wanted = {
-        "a_stride": 32, "w_stride": 32, "expert_stride": 256 * 32, "out_stride": 128, "rows": 70,
-        "num_experts": 3, "n": 128, "half": 128, "k": 32, "tiles_n": 2,
-    }  # fmt: skip
+    assert (found["a_step"], found["a_block_step"]) == ((4, 1) if blocks else (1, 0))
+    wanted = {"rows": 70, "num_experts": 3, "tiles_n": 2}
+    if gap:
+        wanted |= {"a_stride": 33, "w_stride": 32, "expert_stride": 257 * 32, "out_stride": 128,
+                   "n": 128, "half": 128, "k": 32}  # fmt: skip
+    else:
+        wanted |= {"n": 16, "expert_rows": 256, "half_rows": 128, "out_stride": 16, "k_iters": 4}
     assert {name: found[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "swiglu", "blocks", "kernel"),
+    [
+        (768, 2048, True, True, "ws"),
+        (200, 400, False, False, "ws"),
+        (200, 512, False, True, "ws"),
+        (200, 512, True, True, "pointer"),
+        (200, 512, True, False, "ws"),
+        (204, 512, False, False, "pointer"),
+        (200, 408, False, False, "pointer"),
+    ],
+)
+def test_experts_of_widths_that_maps_cannot_read_go_by_pointers(n, k, swiglu, blocks, kernel):
+    high = n * (1 + swiglu)
+    w = torch.zeros(2, high, k, dtype=torch.uint8).view(E4M3)
+    scales = (torch.ones(9, k // 128), torch.ones(2, -(-high // 128), k // 128))
+    scales = scales if blocks else (torch.ones(9), torch.ones(2, high))
+    call = ScaledGrouped(rows(9, k, k), w, *scales, torch.zeros(3).int(), swiglu)
+    problem = SCALED_GROUPED.problem(call, True)
+    assert problem is not None
+    assert fp8_grouped.kernel_of(problem, 90) == kernel
+    assert fp8_grouped.kernel_of(problem, 89) == "pointer"
+    unaligned = SCALED_GROUPED.problem(call, False)
+    assert unaligned is not None
+    assert fp8_grouped.kernel_of(unaligned, 90) == "pointer"
+
+
+def test_tiles_of_experts_are_higher_with_more_rows_whatever_the_budget():
+    heights = [
+        {
+            fp8_grouped.choose(ScaledGroupedProblem(rows, 8, 768, 2048, True), budget, 90).block_m
+            for budget in (BUDGET, Budget(132, "grid"))
+        }
+        for rows in (1, 128, 129, 256, 257, 100_000)
+    ]
+    assert heights == [{16}, {16}, {32}, {32}, {128}, {128}]

@@ -76,7 +76,7 @@ def _multiply(
         gate, more_gate, up, more_up, stage, phase = sum_wide(
             x_bufs, y_bufs, full, empty, stage, phase, k_iters,
             a_scale + known.to(gl.int64) * a_step, gate_at, up_at, a_block_step, PART, PARTS,
-            STAGES, MMA,
+            STAGES, True, MMA,
         )  # fmt: skip
         left = _gated(gate, up, DTYPE)
         right = _gated(more_gate, more_up, DTYPE)

@@ -157,7 +157,8 @@ def sum_by_turns(
 @gluon.jit
 def sum_wide(
     x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at, a_block_step,
-    PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, MMA: gl.constexpr,
+    PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
+    MMA: gl.constexpr,
 ):  # fmt: skip
     """The products of so many steps by 256 columns in quarters, and the stage and phase after them.
 
@@ -172,11 +173,12 @@ def sum_wide(
     third = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
     fourth = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
     for _ in range(steps):
-        by_row, by_block = _scales(a_at, w_at, True, True)
-        by_next = gl.load(next_at)
-        a_at += a_block_step
-        w_at += 1
-        next_at += 1
+        by_row, by_block = _scales(a_at, w_at, BLOCKS, BLOCKS)
+        _, by_next = _scales(a_at, next_at, False, BLOCKS)
+        if BLOCKS:
+            a_at += a_block_step
+            w_at += 1
+            next_at += 1
         mbarrier.wait(full.index(stage), phase)
         x = x_bufs.index(stage * PARTS + PART).load(X)
         low = y_bufs.index(stage * 2)
@@ -186,17 +188,58 @@ def sum_wide(
         y = low.slice(QUARTER, QUARTER).permute((1, 0))
         other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
         acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-        first = _promoted(first, acc, by_row, by_block, True, False)
+        first = _promoted(first, acc, by_row, by_block, BLOCKS, False)
         y = high.slice(0, QUARTER).permute((1, 0))
         acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
         other = warpgroup_mma_wait(num_outstanding=1, deps=(other,))
-        second = _promoted(second, other, by_row, by_block, True, False)
+        second = _promoted(second, other, by_row, by_block, BLOCKS, False)
         y = high.slice(QUARTER, QUARTER).permute((1, 0))
         other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
         acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-        third = _promoted(third, acc, by_row, by_next, True, False)
+        third = _promoted(third, acc, by_row, by_next, BLOCKS, False)
         other = warpgroup_mma_wait(num_outstanding=0, deps=(other,))
         mbarrier.arrive(empty.index(stage), count=1)
-        fourth = _promoted(fourth, other, by_row, by_next, True, False)
+        fourth = _promoted(fourth, other, by_row, by_next, BLOCKS, False)
         stage, phase = _advance(stage, phase, STAGES)
     return first, second, third, fourth, stage, phase
+
+
+@gluon.jit
+def sum_pair(
+    x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at, a_block_step,
+    BLOCK_Y: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr, MMA: gl.constexpr,
+):  # fmt: skip
+    """The products of so many steps of two blocks of 64 rows of weights, swapped, and the stage and
+    phase after them: one is added while the other is multiplied."""
+    acc = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
+    other = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
+    first = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
+    second = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
+    for _ in range(steps):
+        by_row, by_block = _scales(a_at, w_at, BLOCKS, BLOCKS)
+        _, by_next = _scales(a_at, next_at, False, BLOCKS)
+        if BLOCKS:
+            a_at += a_block_step
+            w_at += 1
+            next_at += 1
+        mbarrier.wait(full.index(stage), phase)
+        y = y_bufs.index(stage).permute((1, 0))
+        acc = warpgroup_mma(x_bufs.index(stage * 2), y, acc, use_acc=False, is_async=True)
+        other = warpgroup_mma(x_bufs.index(stage * 2 + 1), y, other, use_acc=False, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+        first = _promoted(first, acc, by_row, by_block, BLOCKS, True)
+        other = warpgroup_mma_wait(num_outstanding=0, deps=(other,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        second = _promoted(second, other, by_row, by_next, BLOCKS, True)
+        stage, phase = _advance(stage, phase, STAGES)
+    return first, second, stage, phase
+
+
+@gluon.jit
+def pass_over(full, empty, stage, phase, steps, STAGES: gl.constexpr):
+    """Release the stages of so many steps, of which a warpgroup has no rows."""
+    for _ in range(steps):
+        mbarrier.wait(full.index(stage), phase)
+        mbarrier.arrive(empty.index(stage), count=1)
+        stage, phase = _advance(stage, phase, STAGES)
+    return stage, phase

@@ -121,7 +121,7 @@ def _multiply(
         if WIDE:
             first, second, third, fourth, stage, phase = sum_wide(
                 x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at,
-                a_block_step, PART, PARTS, STAGES, MMA,
+                a_block_step, PART, PARTS, STAGES, BLOCKS, MMA,
             )  # fmt: skip
             sums = (first, second, third, fourth)
         else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
-from smkern.ops.checks import dtype_name
+from smkern.ops.checks import FP8_BLOCK, dtype_name
 from smkern.ops.fp8.call import ScaledGrouped, check_out_dtype, out_dtype_of
 from smkern.ops.fp8.call import given_scales as given_scales
 from smkern.ops.fp8.scales import (
@@ -25,13 +25,14 @@ from smkern.ops.fp8.scales import (
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.gemm.checks import check_matrix
 from smkern.ops.moe.check import check_expert_weights
-from smkern.ops.operator import Bound, Operator, Shapes
+from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.ops.reference.fp8 import dequantize
-from smkern.tuning.fp8_grouped import Budget, ScaledGroupedConfig, ScaledGroupedProblem, choose
+from smkern.tuning.fp8_grouped import ScaledGroupedProblem, selector
+from smkern.tuning.grouped import GroupedConfig
 
 
 def check_grouped(call: Any) -> None:
@@ -62,19 +63,38 @@ def by_reference(call: Any) -> Tensor:
 
 
 def _problem(call: Any, aligned: bool) -> ScaledGroupedProblem | None:
-    ((rows, n), dtype), (experts, _, k) = _shapes(call)[0], call.w.shape
+    ((rows, n), dtype), (experts, expert_rows, k) = _shapes(call)[0], call.w.shape
     if dtype is torch.float32:
         raise ArgumentError("out_dtype torch.float32 on a GPU: use torch.bfloat16 or float16")
     if not rows:
         return None
-    whole = aligned and not any(x % 16 for x in (k, row_stride(call.a), *call.w.stride()[:2]))
+    a_stride, swiglu = row_stride(call.a), bool(call.swiglu)
+    expert_stride, w_stride = (int(x) for x in call.w.stride()[:2])
+    out_stride = n if call.out is None else row_stride(call.out)
+    whole = aligned and not any(x % 16 for x in (k, a_stride, expert_stride, w_stride))
     blocks = kind_of(call.w, call.w_scale) == "block"
-    swiglu = bool(call.swiglu)
-    return ScaledGroupedProblem(rows, experts, n, k, swiglu, dtype_name(dtype), blocks, whole)
+    # one tensor map holds all experts' weights, if they follow each other; rows must not overlap
+    one_matrix = expert_stride == expert_rows * w_stride and min(a_stride, w_stride) >= k
+    gated_blocks = swiglu and blocks and n % FP8_BLOCK
+    mapped = whole and one_matrix and not (n % 8 or out_stride % 8 or gated_blocks)
+    return ScaledGroupedProblem(
+        rows, experts, n, k, swiglu, dtype_name(dtype), blocks, whole, mapped, a_stride, w_stride,
+        expert_stride, out_stride, *_steps(call, blocks),
+    )  # fmt: skip
+
+
+def _steps(call: Any, blocks: bool) -> tuple[int, int, int, int]:
+    """Elements from a scale to the next: of rows and of columns of a, of rows of w, of experts."""
+    scale, (experts, expert_rows, _) = call.w_scale, call.w.shape
+    if blocks:
+        return (*block_steps(call.a_scale), int(scale.stride(1)), int(scale.stride(0)))
+    by_row = int(scale.numel() > experts)
+    each = expert_rows if by_row else int(scale.numel() > 1)
+    return (row_step(call.a_scale), 0, by_row, each)
 
 
 @cache
-def grouped_dispatcher(index: int) -> OperatorDispatcher[ScaledGroupedProblem, ScaledGroupedConfig]:
+def grouped_dispatcher(index: int) -> OperatorDispatcher[ScaledGroupedProblem, GroupedConfig]:
     """The dispatcher of a device that is present.
 
     Raises:
@@ -82,37 +102,9 @@ def grouped_dispatcher(index: int) -> OperatorDispatcher[ScaledGroupedProblem, S
     """
     from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
 
-    found = load_dispatcher(index, ScaledGroupedKernels, lambda profile: choose)
+    found = load_dispatcher(index, ScaledGroupedKernels, selector)
     check_fp8_capability(found.capability)
     return found
-
-
-def _bind(
-    dispatcher: OperatorDispatcher[ScaledGroupedProblem, ScaledGroupedConfig],
-    call: Any,
-    problem: ScaledGroupedProblem,
-    budget: Budget,
-    capturing: bool,
-) -> Bound:
-    run = dispatcher.launch(problem, budget, capturing=capturing)
-    p, config, unit = problem, dispatcher.select(problem, budget), 16 if problem.aligned else 1
-    w, scale = call.w, call.w_scale
-    if p.blocks:
-        steps = (*block_steps(call.a_scale), int(scale.stride(1)), int(scale.stride(0)))
-    else:
-        by_row = int(scale.numel() > p.num_experts)
-        each = w.shape[1] if by_row else int(scale.numel() > 1)
-        steps = (row_step(call.a_scale), 0, by_row, each)
-    numbers = (
-        row_stride(call.a) // unit, w.stride(1) // unit, w.stride(0) // unit,
-        p.n if call.out is None else row_stride(call.out), *steps, p.rows, p.num_experts, p.n,
-        p.n if p.swiglu else 0, p.k // unit, -(-p.n // config.block_n),
-    )  # fmt: skip
-
-    def launch(*addresses: int) -> None:
-        run(*addresses, *numbers)
-
-    return Bound(launch)
 
 
 SCALED_GROUPED: Operator[ScaledGroupedProblem] = Operator(
@@ -125,7 +117,6 @@ SCALED_GROUPED: Operator[ScaledGroupedProblem] = Operator(
     dispatcher=grouped_dispatcher,
     vectors=("a", "w", "out"),
     unkeyed=("check",),
-    prepare=_bind,
     check_memory=check_values,
 )
 LIBRARY = register(SCALED_GROUPED)
