@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from smkern.bench import fp8_grouped
 from smkern.bench.cases import Sizes, case_options
+from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands
 from smkern.bench.frame import Bench, GroupSuite, Provider, wrong_result
 from smkern.bench.rows import loses_to_best, not_measured, settled, target_row
 from smkern.bench.suite import Output, conclude, known_names, suite_command
@@ -37,9 +40,14 @@ TIMES_FEW = 1.8
 """Times bf16's speed for up to `FEW_ROWS` rows on up to `FEW_SMS` SMs."""
 TIMES_MANY: dict[Kind, float] = {"tensor": 1.75, "row": 1.75, "block": 1.6}
 """The same from `MANY_ROWS` rows and `MANY_SMS` SMs on."""
+TIMES_EXPERTS = 1.5
+"""The same of experts."""
 OVER_BEST = 1.1
-TOLERANCE = {"smkern": 0.004, "torch": 0.004, "bf16": 0.06}
-"""|x - wanted| / |wanted|, of the quantized operands; bf16 multiplies what was not quantized."""
+OVER_ERROR = 1.2
+"""The most that an error may be of bf16's."""
+TOLERANCE = {"smkern": 0.004, "torch": 0.01, "bf16": 0.004}
+"""|x - wanted| / |wanted| in fp64, of the operands as they are multiplied; torch rounds gate and
+up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,9 @@ class Fp8Case:
 CASES = tuple(
     Fp8Case(kind, shape, m, *SHAPES[shape]) for kind in KINDS for shape in SHAPES for m in ROWS
 )
-SIZES = Sizes(CASES, tuple(c for c in CASES if c.shape == "qkv" and c.m >= 64), BUDGETS, (24, 132))
+AnyCase = Fp8Case | GroupedCase
+EVERY: tuple[AnyCase, ...] = (*CASES, *fp8_grouped.CASES)
+SIZES = Sizes(EVERY, tuple(c for c in CASES if c.shape == "qkv" and c.m >= 64), BUDGETS, (24, 132))
 
 
 @dataclass(slots=True)
@@ -90,6 +100,9 @@ class Operands:
     q: list[tuple[Tensor, Tensor]] = field(init=False)
     out: Tensor = field(init=False)
     wanted: Tensor = field(init=False)
+    """Of the quantized operands, fp64."""
+    exact: Tensor = field(init=False)
+    """Of those that bf16 multiplies, fp64."""
 
     def __post_init__(self) -> None:
         case, (a_kind, w_kind) = self.case, KINDS[self.case.kind]
@@ -102,7 +115,9 @@ class Operands:
         self.a = quantize(self.x, a_kind)
         self.q = [quantize(w, w_kind) for w in self.w]
         self.out = torch.empty(case.m, case.n, dtype=torch.bfloat16, device=self.device)
-        self.wanted = dequantize(*self.a) @ dequantize(*self.q[0]).T
+        exactly = torch.float64
+        self.wanted = dequantize(*self.a, exactly) @ dequantize(*self.q[0], exactly).T
+        self.exact = self.x.double() @ self.w[0].double().T
 
 
 def our_call(ops: Operands) -> Call:
@@ -143,39 +158,56 @@ def torch_call(ops: Operands) -> Call:
     return call
 
 
-CALLS: dict[str, Callable[[Operands], Call]] = {"bf16": bf16_call, "torch": torch_call}
+CALLS: dict[str, dict[str, Callable[[Any], Call]]] = {
+    "gemm": {"smkern": our_call, "bf16": bf16_call, "torch": torch_call},
+    "grouped_gemm": fp8_grouped.CALLS,
+}
+"""Who computes an operator's cases, on their operands."""
 
 
 @dataclass(slots=True)
-class Fp8Bench(Bench[Fp8Case]):
+class Fp8Bench(Bench[AnyCase]):
     """smkern in e4m3, in bf16, and torch on one case."""
 
-    ops: Operands
+    ops: Operands | GroupedOperands
     names: Collection[str] = PEERS
     budget_us: float = 60_000.0
+    errors: dict[str, float] = field(default_factory=dict)
+    """Of who was checked, by name."""
 
-    def ours(self, case: Fp8Case, place: Place) -> list[Provider]:
-        return [Provider("smkern", place, partial(our_call, self.ops))]
+    def ours(self, case: AnyCase, place: Place) -> list[Provider]:
+        return [self._provider("smkern", case, place)]
 
-    def peers(self, case: Fp8Case, place: Place) -> Iterator[Provider]:
-        for name in self.names:
-            yield Provider(name, place, partial(CALLS[name], self.ops))
+    def peers(self, case: AnyCase, place: Place) -> list[Provider]:
+        return [self._provider(name, case, place) for name in self.names]
 
-    def reset(self, case: Fp8Case) -> None:
+    def _provider(self, name: str, case: AnyCase, place: Place) -> Provider:
+        call = partial(CALLS[case.op][name], self.ops)
+        return Provider(name, place, call, tell=lambda: {"relative_error": self.errors[name]})
+
+    def reset(self, case: AnyCase) -> None:
         self.ops.out.fill_(torch.nan)
 
-    def complaint(self, case: Fp8Case, provider: Provider, result: Any) -> str | None:
-        off = (self.ops.out.float() - self.ops.wanted).norm() / self.ops.wanted.norm()
-        return wrong_result(float(off), TOLERANCE[provider.name])
+    def complaint(self, case: AnyCase, provider: Provider, result: Any) -> str | None:
+        wanted = self.ops.exact if provider.name == "bf16" else self.ops.wanted
+        off = float((self.ops.out.double() - wanted).norm() / wanted.norm())
+        self.errors[provider.name] = float(f"{off:.4g}")
+        return wrong_result(off, TOLERANCE[provider.name])
+
+
+def operands_of(case: AnyCase) -> Operands | GroupedOperands:
+    """Inputs of a case."""
+    return GroupedOperands(case) if isinstance(case, GroupedCase) else Operands(case)
 
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """How many times bf16's speed, by scales; prompts and the worst cell beside the best of all."""
     cells = list(cells)
-    ours = [c for c in cells if c["provider"] == "smkern"]
-    if not ours:
+    every = [c for c in cells if c["provider"] == "smkern"]
+    if not every:
         return {}
-    found: dict[str, Any] = {}
+    ours = [c for c in every if "experts" not in c["case"]]
+    found: dict[str, Any] = _of_experts(cells, every)
     for kind in KINDS:
         mine = [c for c in ours if c["case"]["scales"] == kind]
         for name, part, target in (
@@ -187,11 +219,40 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
         times = list(times_of(cells, mine, "bf16"))
         worst = min(times, default=None)
         found[f"fp8_{kind}_worst_times_bf16"] = target_row(worst, None, len(times))
+        found[f"fp8_{kind}_error_over_bf16"] = _of_errors(cells, mine)
     many = [settled(c) for c in ours if c.get("vs_best") and _is_many(c)]
     found["fp8_many_rows_vs_best"] = target_row(geomean(many), OVER_BEST, len(many))
     leads = [settled(c) for c in ours if c.get("vs_best")]
     found["fp8_worst_vs_best"] = target_row(min(leads, default=None), 1.0, len(leads))
-    return found | {"fp8_not_measured": not_measured(ours, _name)}
+    return found | {"fp8_not_measured": not_measured(every, _name)}
+
+
+def _of_experts(cells: Iterable[Cell], ours: Iterable[Cell]) -> dict[str, Any]:
+    """Times bf16's speed of grouped products, by scales and tokens."""
+    found = {}
+    for kind, tokens in product(fp8_grouped.KINDS, fp8_grouped.TOKENS):
+        about = {"scales": kind, "tokens": tokens}
+        mine = [c for c in ours if about.items() <= c["case"].items()]
+        times = list(times_of(cells, mine, "bf16"))
+        name = f"fp8_{kind}_experts_{tokens}_tokens"
+        found[f"{name}_times_bf16"] = target_row(geomean(times), TIMES_EXPERTS, len(times))
+    experts = [c for c in ours if "experts" in c["case"]]
+    return found | {"fp8_experts_error_over_bf16": _of_errors(cells, experts)}
+
+
+def _of_errors(cells: Iterable[Cell], ours: Iterable[Cell]) -> dict[str, Any]:
+    """Our largest error over bf16's of the same product."""
+    plain = {
+        _key(c): c["relative_error"]
+        for c in cells
+        if c["provider"] == "bf16" and c.get("relative_error")
+    }
+    found = [
+        c["relative_error"] / plain[_key(c)]
+        for c in ours
+        if c.get("relative_error") and _key(c) in plain
+    ]
+    return target_row(max(found, default=None), OVER_ERROR, len(found), at_most=True)
 
 
 def times_of(cells: Iterable[Cell], ours: Iterable[Cell], peer: str) -> Iterator[float]:
@@ -227,11 +288,14 @@ def _name(cell: Cell) -> dict[str, Any]:
 def command(output: Output, *, cases: str | None, budgets: Any, peers: str, again: bool) -> None:
     """Time smkern.gemm of e4m3 in SM partitions and on the whole chip.
 
-    Each group of cells is one product in one budget: smkern in e4m3 with scales of matrices, of
-    rows or of blocks; smkern in bf16 as dispatched; torch._scaled_mm. Inputs are quantized before.
+    Each group of cells is one product, or one of experts, in one budget: smkern in e4m3 with scales
+    of matrices, of rows or of blocks; smkern in bf16 as dispatched; torch's. Inputs are quantized
+    before.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
     names = known_names(peers, PEERS, "peer")
     results = output.open()
-    suite = GroupSuite(lambda cases: Fp8Bench(Operands(cases[0]), names), summarize, loses_to_best)
+    suite = GroupSuite(
+        lambda cases: Fp8Bench(operands_of(cases[0]), names), summarize, loses_to_best
+    )
     conclude(results, output.path, suite.run(groups, results, output, again=again))

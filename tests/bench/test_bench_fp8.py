@@ -9,7 +9,8 @@ import pytest
 
 from smkern.bench import fp8
 from smkern.bench.cases import Sizes
-from smkern.bench.fp8 import CASES, Fp8Bench, Fp8Case, Operands, summarize
+from smkern.bench.fp8 import CASES, EVERY, Fp8Bench, Fp8Case, Operands, summarize
+from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands
 from smkern.bench.tables.fp8 import times_table
 from tests.bench.doubles import FakePartitions, run_suite
 
@@ -17,6 +18,8 @@ TINY = (
     Fp8Case("block", "tiny", 5, 256, 256),
     Fp8Case("row", "tiny", 3, 64, 128),
     Fp8Case("tensor", "tiny", 3, 64, 128),
+    GroupedCase("block", "tiny", 64, "skewed", 128, 256, True, 8),
+    GroupedCase("row", "tiny", 3, "even", 64, 128, False, 4),
 )
 
 
@@ -34,9 +37,13 @@ def slowed(make, cuda, us):
 
 
 def test_cases():
-    assert len({case.name for case in CASES}) == len(CASES) == 48
+    assert len({case.name for case in EVERY}) == len(EVERY) == 48 + 24
     assert CASES[0].bytes_moved == 16 * 4096 + 6144 * 4096 + 2 * 16 * 6144
     assert CASES[0].flops == 2 * 16 * 6144 * 4096
+    down = GroupedCase("row", "down", 64, "skewed", 2048, 768, False)
+    assert (down.rows, sum(count > 0 for count in down.counts)) == (512, 112)
+    assert down.bytes_moved == 112 * 2048 * 768 + 512 * (768 + 2 * 2048)
+    assert down.flops == 2 * 512 * 2048 * 768
 
 
 @pytest.fixture
@@ -44,9 +51,10 @@ def on_cpu(virtual_gpu, monkeypatch):
     monkeypatch.setattr(fp8, "SIZES", Sizes(TINY, TINY, (16,), (16,)))
     monkeypatch.setattr(fp8, "sets_for", lambda *_, **__: 2)
     monkeypatch.setattr(fp8, "Operands", partial(Operands, device="cpu"))
-    monkeypatch.setattr(fp8, "our_call", slowed(fp8.our_call, virtual_gpu, 100.0))
-    slow = slowed(fp8.bf16_call, virtual_gpu, 180.0)
-    monkeypatch.setitem(fp8.CALLS, "bf16", slow)
+    monkeypatch.setattr(fp8, "GroupedOperands", partial(GroupedOperands, device="cpu"))
+    for calls in fp8.CALLS.values():
+        for name, us in (("smkern", 100.0), ("bf16", 180.0)):
+            monkeypatch.setitem(calls, name, slowed(calls[name], virtual_gpu, us))
 
 
 def test_the_suite_measures_and_writes(on_cpu, tmp_path):
@@ -57,6 +65,11 @@ def test_the_suite_measures_and_writes(on_cpu, tmp_path):
     assert [c["case"]["name"] for c in ours] == [case.name for case in TINY]
     assert all(c["us"] == pytest.approx(100.0, rel=0.01) for c in ours)
     assert data["summary"]["fp8_block_few_rows_times_bf16"]["value"] == pytest.approx(1.8, rel=0.01)
+    assert all(0 < c["relative_error"] < 0.004 for c in data["cells"])
+    assert data["summary"]["fp8_block_error_over_bf16"]["met"]
+    assert data["summary"]["fp8_experts_error_over_bf16"]["cells"] == 2
+    experts = data["summary"]["fp8_block_experts_64_tokens_times_bf16"]
+    assert (experts["value"], experts["cells"]) == (pytest.approx(1.8, rel=0.01), 1)
     assert data["summary"]["fp8_not_measured"] == []
 
 
@@ -83,8 +96,8 @@ def cell(provider, us, *, m=64, num_sms=24, scales="block", shape="qkv", **more)
 
 def test_few_and_many_rows_are_told_apart():
     cells = [
-        cell("smkern", 10.0, vs_best=1.5),
-        cell("bf16", 18.0),
+        cell("smkern", 10.0, vs_best=1.5, relative_error=0.003),
+        cell("bf16", 18.0, relative_error=0.002),
         cell("smkern", 100.0, m=1024, num_sms=84, vs_best=1.21),
         cell("bf16", 160.0, m=1024, num_sms=84),
         cell("smkern", 50.0, m=1024, num_sms=132, vs_best=1.0),
@@ -95,6 +108,9 @@ def test_few_and_many_rows_are_told_apart():
     found = summarize(cells)
     assert found["fp8_block_few_rows_times_bf16"]["value"] == pytest.approx(1.8)
     assert found["fp8_block_few_rows_times_bf16"]["met"]
+    assert found["fp8_block_error_over_bf16"] == {
+        "value": pytest.approx(1.5), "target": 1.2, "met": False, "cells": 1,
+    }  # fmt: skip
     many = found["fp8_block_many_rows_times_bf16"]
     assert (many["value"], many["cells"]) == (pytest.approx((1.6 * 1.8) ** 0.5, abs=1e-3), 2)
     assert found["fp8_block_worst_times_bf16"]["value"] == pytest.approx(1.0)
