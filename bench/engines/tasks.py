@@ -24,6 +24,7 @@ from smkern.bench.results import Results, cell_key
 from smkern.bench.runtime.cases import RuntimePlan, plans_named
 from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, open_load, policy_named
 from smkern.models import Weights, preset
+from smkern.server import RUNGS
 
 TRY_STEPS, STEPS = 100, 256
 """Steps of a try while a budget is searched, and of a figure."""
@@ -33,7 +34,6 @@ few steps errs to both sides."""
 OUR_S = 0.02
 """Seconds that a figure of smkern's is watched for each step of vLLM's."""
 POLICY = "adaptive"
-OUR_RUNGS = (16, 20, 24, 32, 40, 48, 52, 56, 64)
 
 Task = tuple[str, Callable[[], Iterator[Cell]]]
 
@@ -144,7 +144,7 @@ class OurTasks:
 
     def __post_init__(self) -> None:
         plan = plans_named([self.load.model])[0]
-        self._plan = replace(plan, rungs=OUR_RUNGS, served_chunks=(), chunk_rows=())
+        self._plan = replace(plan, rungs=RUNGS, served_chunks=(), chunk_rows=())
 
     def tasks(self) -> Iterator[Task]:
         for limit_ms in self.load.limits_ms:

@@ -19,6 +19,7 @@ import click
 from smkern import errors
 from smkern.errors import ArgumentError, EngineDeadError, SmkernError
 from smkern.measure.options import IntList
+from smkern.server import RUNGS
 
 LOCAL = "127.0.0.1"
 STOP_S = 30.0
@@ -43,7 +44,7 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
               default=None, help="A latency table of your own.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None,
               help="Default: the GPU where there is one.")  # fmt: skip
-@click.option("--rungs", type=IntList(), default="16,24,32,40,48,64", show_default=True,
+@click.option("--rungs", type=IntList(), default=",".join(map(str, RUNGS)), show_default=True,
               help="SMs of decode's side of the splits.")  # fmt: skip
 @click.option("--max-running", type=click.IntRange(1), default=128, show_default=True,
               help="Requests that decode at a time.")  # fmt: skip

@@ -29,6 +29,7 @@ from smkern.runtime.loading import find_weights, kv_sizes
 from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES
 from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.multiplexer import Multiplexer
+from smkern.server import RUNGS
 from smkern.server.messages import Ready
 
 WHOLE = ("chunked", "prefill_first")
@@ -67,7 +68,7 @@ class EngineOptions:
     order: str = "fcfs"
     table: Path | None = None
     device: str | None = None
-    rungs: tuple[int, ...] = (16, 24, 32, 40, 48, 64)
+    rungs: tuple[int, ...] = RUNGS
     max_running: int = 128
     max_prefill: int = 16
     max_tokens: int = 8192
