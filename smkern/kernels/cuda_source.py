@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,15 @@ def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
 
 def cubin_path(stem: str, digest: str) -> Path:
     """Cache file of a cubin, named by a hash of all that it was compiled from."""
+    return _cubins(os.environ.get("XDG_CACHE_HOME")) / f"{stem}-{digest[:24]}.cubin"
+
+
+@cache
+def _cubins(home: str | None) -> Path:
+    """The folder of cubins; where caches lie is asked once, a choice of kernels asks for many."""
     from platformdirs import user_cache_path
 
-    return user_cache_path("smkern") / "cubins" / f"{stem}-{digest[:24]}.cubin"
+    return user_cache_path("smkern") / "cubins"
 
 
 def keep_cubin(path: Path, cubin: bytes) -> None:

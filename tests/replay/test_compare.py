@@ -105,7 +105,7 @@ def test_pictures(result: Comparison, tmp_path: Path) -> None:
 
 def test_goodput_says_who_wins() -> None:
     found = compare(
-        ["chunked:64", "chunked:512"], "arxiv-like", requests=20, tbt_ms=30.0, find_goodput=True
+        ["chunked:256", "chunked:512"], "arxiv-like", requests=20, tbt_ms=30.0, find_goodput=True
     )
     rates = {name: one.rate_rps for name, one in found.goodputs.items()}
     assert found.ranking()[0] == max(rates, key=lambda name: rates[name])
