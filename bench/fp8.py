@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from smkern.bench import fp8_grouped
+from smkern.bench import deepgemm, fp8_grouped
 from smkern.bench.cases import Sizes, case_options
 from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands
+from smkern.bench.fp8_rows import summarize
 from smkern.bench.frame import Bench, GroupSuite, Provider, wrong_result
-from smkern.bench.rows import loses_to_best, not_measured, settled, target_row
+from smkern.bench.peers import DEEPGEMM, deepgemm_with
+from smkern.bench.rows import loses_to_best
 from smkern.bench.suite import Output, conclude, known_names, suite_command
 from smkern.measure.partitions import Place
-from smkern.measure.timing import Call, geomean, sets_for
+from smkern.measure.timing import Call, sets_for
 from smkern.ops.reference.fp8 import dequantize, quantize
 
 Cell = dict[str, Any]
@@ -33,21 +34,10 @@ SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate-up": (24576, 4096), "d
 """(N, K) of Qwen3-8B's weights."""
 ROWS = (16, 64, 1024, 4096)
 BUDGETS = (24, 48, 84, 132)
-PEERS = ("bf16", "torch")
-FEW_ROWS, FEW_SMS = 64, 48
-MANY_ROWS, MANY_SMS = 1024, 60
-TIMES_FEW = 1.8
-"""Times bf16's speed for up to `FEW_ROWS` rows on up to `FEW_SMS` SMs."""
-TIMES_MANY: dict[Kind, float] = {"tensor": 1.75, "row": 1.75, "block": 1.6}
-"""The same from `MANY_ROWS` rows and `MANY_SMS` SMs on."""
-TIMES_EXPERTS = 1.5
-"""The same of experts."""
-OVER_BEST = 1.1
-OVER_ERROR = 1.2
-"""The most that an error may be of bf16's."""
-TOLERANCE = {"smkern": 0.004, "torch": 0.01, "bf16": 0.004}
-"""|x - wanted| / |wanted| in fp64, of the operands as they are multiplied; torch rounds gate and
-up."""
+PEERS = ("bf16", "torch", DEEPGEMM)
+TOLERANCE = {"smkern": 0.004, "torch": 0.01, "bf16": 0.004, DEEPGEMM: 0.01}
+"""|x - wanted| / |wanted| in fp64, of the operands as they are multiplied; peers round gate
+and up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +148,12 @@ def torch_call(ops: Operands) -> Call:
     return call
 
 
-CALLS: dict[str, dict[str, Callable[[Any], Call]]] = {
-    "gemm": {"smkern": our_call, "bf16": bf16_call, "torch": torch_call},
-    "grouped_gemm": fp8_grouped.CALLS,
-}
+CALLS: dict[str, dict[str, Callable[..., Call]]] = {
+    "gemm": {
+        "smkern": our_call, "bf16": bf16_call, "torch": torch_call, DEEPGEMM: deepgemm.gemm_call,
+    },
+    "grouped_gemm": fp8_grouped.CALLS | {DEEPGEMM: deepgemm.grouped_call},
+}  # fmt: skip
 """Who computes an operator's cases, on their operands."""
 
 
@@ -179,10 +171,13 @@ class Fp8Bench(Bench[AnyCase]):
         return [self._provider("smkern", case, place)]
 
     def peers(self, case: AnyCase, place: Place) -> list[Provider]:
-        return [self._provider(name, case, place) for name in self.names]
+        names = (x for x in self.names if x != DEEPGEMM or case.kind == "block")
+        return [self._provider(name, case, place) for name in names]
 
     def _provider(self, name: str, case: AnyCase, place: Place) -> Provider:
         call = partial(CALLS[case.op][name], self.ops)
+        if name == DEEPGEMM:
+            call = partial(call, place.num_sms)
         return Provider(name, place, call, tell=lambda: {"relative_error": self.errors[name]})
 
     def reset(self, case: AnyCase) -> None:
@@ -200,88 +195,6 @@ def operands_of(case: AnyCase) -> Operands | GroupedOperands:
     return GroupedOperands(case) if isinstance(case, GroupedCase) else Operands(case)
 
 
-def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
-    """How many times bf16's speed, by scales; prompts and the worst cell beside the best of all."""
-    cells = list(cells)
-    every = [c for c in cells if c["provider"] == "smkern"]
-    if not every:
-        return {}
-    ours = [c for c in every if "experts" not in c["case"]]
-    found: dict[str, Any] = _of_experts(cells, every)
-    for kind in KINDS:
-        mine = [c for c in ours if c["case"]["scales"] == kind]
-        for name, part, target in (
-            ("few_rows", [c for c in mine if _is_few(c)], TIMES_FEW),
-            ("many_rows", [c for c in mine if _is_many(c)], TIMES_MANY[kind]),
-        ):
-            times = list(times_of(cells, part, "bf16"))
-            found[f"fp8_{kind}_{name}_times_bf16"] = target_row(geomean(times), target, len(times))
-        times = list(times_of(cells, mine, "bf16"))
-        worst = min(times, default=None)
-        found[f"fp8_{kind}_worst_times_bf16"] = target_row(worst, None, len(times))
-        found[f"fp8_{kind}_error_over_bf16"] = _of_errors(cells, mine)
-    many = [settled(c) for c in ours if c.get("vs_best") and _is_many(c)]
-    found["fp8_many_rows_vs_best"] = target_row(geomean(many), OVER_BEST, len(many))
-    leads = [settled(c) for c in ours if c.get("vs_best")]
-    found["fp8_worst_vs_best"] = target_row(min(leads, default=None), 1.0, len(leads))
-    return found | {"fp8_not_measured": not_measured(every, _name)}
-
-
-def _of_experts(cells: Iterable[Cell], ours: Iterable[Cell]) -> dict[str, Any]:
-    """Times bf16's speed of grouped products, by scales and tokens."""
-    found = {}
-    for kind, tokens in product(fp8_grouped.KINDS, fp8_grouped.TOKENS):
-        about = {"scales": kind, "tokens": tokens}
-        mine = [c for c in ours if about.items() <= c["case"].items()]
-        times = list(times_of(cells, mine, "bf16"))
-        name = f"fp8_{kind}_experts_{tokens}_tokens"
-        found[f"{name}_times_bf16"] = target_row(geomean(times), TIMES_EXPERTS, len(times))
-    experts = [c for c in ours if "experts" in c["case"]]
-    return found | {"fp8_experts_error_over_bf16": _of_errors(cells, experts)}
-
-
-def _of_errors(cells: Iterable[Cell], ours: Iterable[Cell]) -> dict[str, Any]:
-    """Our largest error over bf16's of the same product."""
-    plain = {
-        _key(c): c["relative_error"]
-        for c in cells
-        if c["provider"] == "bf16" and c.get("relative_error")
-    }
-    found = [
-        c["relative_error"] / plain[_key(c)]
-        for c in ours
-        if c.get("relative_error") and _key(c) in plain
-    ]
-    return target_row(max(found, default=None), OVER_ERROR, len(found), at_most=True)
-
-
-def times_of(cells: Iterable[Cell], ours: Iterable[Cell], peer: str) -> Iterator[float]:
-    """A peer's time over each of our cells', where both were measured; the peer's best counts."""
-    best: dict[Any, float] = {}
-    for cell in cells:
-        if cell["provider"] == peer and cell.get("us"):
-            best[_key(cell)] = min(cell["us"], best.get(_key(cell), cell["us"]))
-    for cell in ours:
-        if cell.get("us") and _key(cell) in best:
-            yield best[_key(cell)] / cell["us"]
-
-
-def _is_few(cell: Cell) -> bool:
-    return cell["case"]["m"] <= FEW_ROWS and cell["num_sms"] <= FEW_SMS
-
-
-def _is_many(cell: Cell) -> bool:
-    return cell["case"]["m"] >= MANY_ROWS and cell["num_sms"] >= MANY_SMS
-
-
-def _key(cell: Cell) -> tuple[str, int]:
-    return cell["case"]["name"], cell["num_sms"]
-
-
-def _name(cell: Cell) -> dict[str, Any]:
-    return {"name": cell["case"]["name"], "num_sms": cell["num_sms"]}
-
-
 @suite_command(
     "fp8", *case_options("block,qkv-64", peers=PEERS), quick="One shape: seconds of GPU time."
 )
@@ -289,12 +202,12 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
     """Time smkern.gemm of e4m3 in SM partitions and on the whole chip.
 
     Each group of cells is one product, or one of experts, in one budget: smkern in e4m3 with scales
-    of matrices, of rows or of blocks; smkern in bf16 as dispatched; torch's. Inputs are quantized
-    before.
+    of matrices, of rows or of blocks; smkern in bf16 as dispatched; torch's; with scales of blocks
+    DeepGEMM's, where sgl-deep-gemm is installed. Inputs are quantized before.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
-    names = known_names(peers, PEERS, "peer")
     results = output.open()
+    names = deepgemm_with(known_names(peers, PEERS, "peer"), results.meta)
     suite = GroupSuite(
         lambda cases: Fp8Bench(operands_of(cases[0]), names), summarize, loses_to_best
     )

@@ -1,15 +1,18 @@
-"""Who takes part beside smkern: FlashInfer where it is installed, and peers by name."""
+"""Who takes part beside smkern: FlashInfer and DeepGEMM where they are, and peers by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import click
 import torch
 
 from smkern.measure.timing import Call, first_line
+
+DEEPGEMM = "deepgemm"
 
 
 def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
@@ -21,6 +24,21 @@ def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
     except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
         return None, first_line(error)
     return flashinfer, str(flashinfer.__version__)
+
+
+def deepgemm_with(names: tuple[str, ...], meta: dict[str, Any]) -> tuple[str, ...]:
+    """The names of peers, without "deepgemm" where it cannot be imported; its version is in `meta`
+    or it says why not."""
+    if DEEPGEMM not in names:
+        return names
+    try:
+        import_module("deep_gemm")
+        meta[DEEPGEMM] = version("sgl-deep-gemm")
+    except Exception as error:  # noqa: BLE001  as above
+        meta[DEEPGEMM] = None
+        click.echo(f"without DeepGEMM, its cells are left out: {first_line(error)}", err=True)
+        return tuple(name for name in names if name != DEEPGEMM)
+    return names
 
 
 def noted(found: tuple[Any, str | None], meta: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from smkern.bench.fp8 import times_of
+from smkern.bench.fp8_rows import times_of
 from smkern.bench.tables.markdown import pivot
 from smkern.measure.timing import geomean
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
+from types import ModuleType
 
 import pytest
 
-from smkern.bench import fp8
+from smkern.bench import fp8, peers
 from smkern.bench.cases import Sizes
-from smkern.bench.fp8 import CASES, EVERY, Fp8Bench, Fp8Case, Operands, summarize
+from smkern.bench.fp8 import CASES, EVERY, Fp8Bench, Fp8Case, Operands
 from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands
+from smkern.bench.fp8_rows import summarize
 from smkern.bench.tables.fp8 import times_table
+from smkern.ops.reference.fp8 import dequantize
 from tests.bench.doubles import FakePartitions, run_suite
 
 TINY = (
@@ -83,6 +87,58 @@ def test_a_wrong_result_is_no_time(cuda, monkeypatch):
     assert bench.complaint(TINY[0], ours, None) is None
     bench.ops.out[0] *= 2
     assert "wrong result" in bench.complaint(TINY[0], ours, None)
+
+
+def deepgemm_stub():
+    """DeepGEMM's functions, on CPU tensors."""
+    module, layout = ModuleType("deep_gemm"), ModuleType("deep_gemm.utils.layout")
+    sizes = []
+
+    def gemm(a, b, out, *, disable_ue8m0_cast):
+        out.copy_(dequantize(*a) @ dequantize(*b).T)
+
+    def grouped(a, b, out, expert_of, *, disable_ue8m0_cast):
+        assert not expert_of.any(), "of one expert"
+        out.copy_(dequantize(*a) @ dequantize(*b)[0].T)
+
+    module.set_num_sms = sizes.append
+    module.fp8_gemm_nt, module.m_grouped_fp8_gemm_nt_contiguous = gemm, grouped
+    layout.get_mn_major_tma_aligned_tensor = lambda scale: scale.t().contiguous().t()
+    modules = {"deep_gemm": module, "deep_gemm.utils.layout": layout}
+    return sizes, modules | {"deep_gemm.utils": ModuleType("deep_gemm.utils")}
+
+
+def test_deepgemm_takes_part_where_it_is_installed(on_cpu, tmp_path, monkeypatch):
+    even = GroupedCase("block", "tiny", 16, "even", 128, 256, True, 1)
+    monkeypatch.setattr(fp8, "SIZES", Sizes((*TINY, even), TINY, (16,), (16,)))
+    sizes, modules = deepgemm_stub()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(peers, "version", lambda name: "9.9")
+    out = tmp_path / "fp8.json"
+    run_suite(fp8.command, out, "--budgets", "16", "--peers", "deepgemm")
+    data = json.loads(out.read_text())
+    assert data["meta"]["deepgemm"] == "9.9"
+    theirs = {
+        c["case"]["name"]: c.get("us") or c["error"]
+        for c in data["cells"]
+        if c["provider"] == "deepgemm"
+    }
+    ragged = "block-experts-tiny-64-skewed"
+    assert {*theirs} == {"block-tiny-5", even.name, ragged}, "by blocks alone"
+    assert "multiples of 128 rows" in theirs.pop(ragged)
+    assert all(us > 0 for us in theirs.values())
+    assert data["summary"]["fp8_block_times_deepgemm"]["cells"] == 2
+    assert {*sizes} == {16}
+
+
+def test_deepgemm_is_left_out_where_it_is_not(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deep_gemm", None)
+    meta = {}
+    assert peers.deepgemm_with(fp8.PEERS, meta) == ("bf16", "torch")
+    assert meta == {"deepgemm": None}
+    assert "without DeepGEMM" in capsys.readouterr().err
+    assert peers.deepgemm_with(("torch",), meta) == ("torch",)
 
 
 def test_a_summary_of_nothing_is_empty():
