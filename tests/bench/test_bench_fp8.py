@@ -175,12 +175,23 @@ def test_few_and_many_rows_are_told_apart():
 
 
 def test_the_table_has_means_over_the_products():
+    def experts(provider, us, routing):
+        name = f"row-experts-down-64-{routing}"
+        case = {"name": name, "scales": "row", "experts": 8, "tokens": 64}
+        return {"provider": provider, "case": case, "num_sms": 24, "us": us}
+
     cells = [
         cell("smkern", 10.0), cell("bf16", 20.0), cell("torch", None, error="no cluster"),
         cell("smkern", 10.0, shape="out"), cell("bf16", 5.0, shape="out"),
         cell("smkern", 10.0, num_sms=132), cell("torch", 11.0, num_sms=132),
-        cell("torch", 12.0, num_sms=132),
+        cell("torch", 12.0, num_sms=132), cell("deepgemm", 9.0, num_sms=132),
+        experts("smkern", 10.0, "even"), experts("bf16", 40.0, "even"),
+        experts("smkern", 10.0, "skewed"), experts("bf16", 10.0, "skewed"),
     ]  # fmt: skip
     text = times_table(cells)
     assert "| scales of, rows | 24 | 132 |" in text
-    assert "| block, 64 | 1.00 / - | - / 1.10 |" in text
+    assert "| block, 64 | 1.00 / - / - | - / 1.10 / 0.90 |" in text
+    assert "| row, experts of 64 tokens | 2.00 / - / - |  |" in text
+    found = summarize(cells)
+    assert found["fp8_row_experts_64_tokens_times_bf16"]["met"]
+    assert found["fp8_row_few_rows_times_bf16"]["value"] is None, "experts are rows of their own"
