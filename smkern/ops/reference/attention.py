@@ -130,32 +130,9 @@ def paged_attention(
     where there is one, and p = softmax(s) with the head's sink in the denominator:
     out = v_scale * p·v, lse = log sum exp(s), the sink included. Lengths are read on the host.
 
-    Args:
-        q: [tokens, q_heads, head_dim].
-        k_cache: [pages, page_size, kv_heads, head_dim], any strides, q's dtype or float8_e4m3fn.
-        v_cache: As k_cache.
-        page_table: [batch, max_pages] int32, or [total] with `page_indptr`. Ids and indices out of
-            range are clamped into it.
-        kv_lens: [batch] int32, the new tokens included; clamped to [0, `max_kv_len`].
-        page_indptr: [batch + 1] int32: where each request's pages begin in a flat table.
-        cu_q_lens: [batch + 1] int32: where each request's queries begin; None: one a request.
-        max_q_len: A request's tokens beyond so many are left out; None: no limit.
-        max_kv_len: A length above it counts as it; None: no limit.
-        causal: Query t of q_len sees keys up to its position kv_len - q_len + t.
-        scale: None: head_dim ** -0.5.
-        window: A query sees only keys above its position - window.
-        softcap: Positive; None: none.
-        sinks: [q_heads], a logit a head that takes part in the denominator alone.
-        k_scale: Number or one-element tensor by which cached keys are multiplied; None: 1.
-        v_scale: What cached values are multiplied by, as k_scale.
-        out: [tokens, q_heads, head_dim] to write into; tokens of no request keep what they hold.
-            None: a new one, zero there.
-        lse: [tokens, q_heads] fp32 to write into; None: a new one, -inf there.
-        out_scale: [tokens, q_heads * head_dim / 128] fp32: out in e4m3, its scales here.
-        compute_dtype: fp32 as the kernels; fp64 for a test's ground truth (its lse is fp64 too).
-
-    Returns:
-        out in q's dtype or e4m3, and lse: 0 and -inf (or the sink) where a query sees no key.
+    The arguments are those of `smkern.paged_attention`, and so is what is returned; None of a
+    length's limit: no limit. `compute_dtype`: fp32 as the kernels; fp64 for a test's ground truth
+    (its lse is fp64, too).
     """
     tokens, heads, dim = q.shape
     wide = compute_dtype if compute_dtype is torch.float64 else torch.float32
@@ -210,15 +187,8 @@ def merge_states(
     lse = log sum_i exp(lses_i), out = sum_i exp(lses_i - lse) outs_i. A part that saw no key (lse
     -inf) counts for nothing, whatever its out holds.
 
-    Args:
-        outs: [n, tokens, heads, head_dim].
-        lses: [n, tokens, heads] fp32, natural logarithm.
-        out: [tokens, heads, head_dim] to write into; may be one of `outs`.
-        lse: [tokens, heads] fp32 to write into.
-        compute_dtype: fp32, or fp64 for a test's ground truth.
-
-    Returns:
-        out in `outs`' dtype and lse in fp32; 0 and -inf where no part saw a key.
+    The arguments are those of `smkern.merge_states`. `compute_dtype`: fp32 as the kernels;
+    fp64 for a test's ground truth.
     """
     logs = lses.to(compute_dtype)
     total = torch.logsumexp(logs, 0)

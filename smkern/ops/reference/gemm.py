@@ -43,19 +43,8 @@ def gemm(
 ) -> Tensor:
     """out = act(a @ w.T + bias) + residual, in `compute_dtype`, rounded once at the end.
 
-    Args:
-        a: [M, K], any floating dtype.
-        w: [N, K], same dtype.
-        bias: [N], added to every row before the activation.
-        residual: [M, N], added after it; may be `out` itself.
-        activation: None, "silu" or "gelu".
-        out: [M, N] to write into; a new tensor of `a`'s dtype without it.
-        batch_invariant: A row's bits depend on that row alone.
-        compute_dtype: fp32 as the kernels accumulate; fp64 for a test's ground truth.
-        out_dtype: Dtype of a new result; None: `a`'s.
-
-    Returns:
-        [M, N] in `out_dtype` (in `out`, if given).
+    The arguments are those of `smkern.gemm`, of any floating dtype. `compute_dtype`: fp32 as the
+    kernels accumulate; fp64 for a test's ground truth. `out_dtype`: of a new result; None: `a`'s.
     """
     wide, added = w.to(compute_dtype).t(), None if bias is None else bias.to(compute_dtype)
 

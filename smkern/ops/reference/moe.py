@@ -13,13 +13,7 @@ from smkern.ops.reference.gemm import by_rows
 def topk_softmax(logits: Tensor, top_k: int, *, renormalize: bool = True) -> tuple[Tensor, Tensor]:
     """The `top_k` largest of each row's softmax, in fp32; of equals the lower expert.
 
-    Args:
-        logits: [tokens, experts].
-        top_k: How many.
-        renormalize: Divide by their sum.
-
-    Returns:
-        Weights [tokens, top_k] fp32 and experts [tokens, top_k] int32, the largest first.
+    Weights fp32 and experts int32, each [tokens, top_k], the largest first.
     """
     shares = logits.float().softmax(-1)
     order = shares.nan_to_num(0.0).sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
@@ -51,17 +45,7 @@ def places(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 
 def moe_permute(x: Tensor, experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token's row once a choice, sorted by expert; see `smkern.moe_permute`.
-
-    Args:
-        x: [tokens, hidden].
-        experts: [tokens, top_k] int32.
-        num_experts: How many there are.
-
-    Returns:
-        Rows [tokens * top_k, hidden], zeros behind the last; offsets [num_experts + 1] and index
-        [tokens * top_k] int32.
-    """
+    """Each token's row once a choice, sorted by expert; see `smkern.moe_permute`."""
     offsets, index = places(experts, num_experts)
     known = index >= 0
     rows = x.new_zeros(index.numel(), x.shape[1])
@@ -122,15 +106,7 @@ def moe_unpermute(
 ) -> Tensor:
     """Each token's weighted sum of its choices' rows, in order, then the residual; rounded once.
 
-    Args:
-        y: [rows, hidden].
-        index: [tokens * top_k] int32; what is no row counts nothing.
-        weights: [tokens, top_k] fp32.
-        residual: [tokens, hidden].
-        compute_dtype: Dtype of the sum.
-
-    Returns:
-        [tokens, hidden] in y's dtype.
+    `compute_dtype` is that of the sum; see `smkern.moe_unpermute`.
     """
     tokens, top_k = weights.shape
     total = torch.zeros(tokens, y.shape[1], dtype=compute_dtype, device=y.device)

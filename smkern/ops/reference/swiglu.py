@@ -20,16 +20,7 @@ def gemm_swiglu(
 ) -> Tensor:
     """out = silu(a @ gate^T) * (a @ up^T), in `compute_dtype`, rounded once at the end.
 
-    Args:
-        a: [M, K], any floating dtype.
-        w_gate_up: [2 * I, K], the gate's rows, then up's; same dtype.
-        out: [M, I] to write into; a new tensor of `a`'s dtype without it.
-        batch_invariant: A row's bits depend on that row alone.
-        compute_dtype: fp32 as the kernels accumulate; fp64 for a test's ground truth.
-        out_dtype: Dtype of a new result; None: `a`'s.
-
-    Returns:
-        [M, I] in `out_dtype` (in `out`, if given).
+    The arguments are those of `smkern.gemm_swiglu`, of any floating dtype, and those of `gemm`.
     """
     wide = w_gate_up.to(compute_dtype).t()
 
