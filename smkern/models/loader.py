@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,38 +15,53 @@ from smkern.errors import WeightsError
 from smkern.models.architecture import dtypes
 from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
-from smkern.models.layers import FP8
-from smkern.models.names import (
-    fused_names,
-    has_kv_scales,
-    is_ignorable,
-    name_of_scale,
-)
+from smkern.models.layers import FP8, Layer
+from smkern.models.names import fused_names, has_kv_scales, is_ignorable, name_of_scale
 from smkern.models.scales import check_scale, is_scale, put_scale
 from smkern.models.shard import WHOLE, Shard
 from smkern.ops.warming import Bar
 
-if TYPE_CHECKING:
-    from smkern.models.weights import Weights
-
-Empty = Callable[[ModelConfig, "torch.device | str", Shard], "Weights"]
-"""Makes uninitialised weights of a part of a model on a device."""
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHOWN = 8
 """Names that an error lists; it counts the rest."""
 
 
+class Places(Protocol):
+    """Where tensors are copied to: a decoder's weights, or a part of them."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def layers(self) -> tuple[Layer, ...]: ...
+
+    def named(self) -> dict[str, Tensor]:
+        """Views by their Hugging Face names."""
+        ...
+
+
+P = TypeVar("P", bound=Places, covariant=True)
+
+
+class Empty(Protocol[P]):
+    """Makes uninitialised weights of a part of a model, at will with scales of an fp8 cache."""
+
+    def __call__(
+        self, config: ModelConfig, device: torch.device | str, shard: Shard, *, kv_scales: bool
+    ) -> P: ...
+
+
 def load(
     path: Path,
-    empty: Empty,
+    empty: Empty[P],
     *,
     config: ModelConfig | None,
     device: torch.device | str,
     dtype: torch.dtype | None,
     shard: Shard,
     progress: bool,
-) -> Weights:
+) -> P:
     """See `Weights.load`; the files are copied into what `empty` makes."""
     if config is None:
         config = ModelConfig.from_hf(path)
@@ -98,7 +112,7 @@ def find_files(path: Path) -> dict[str, str]:
 
 
 def filled(
-    empty: Empty,
+    empty: Empty[P],
     config: ModelConfig,
     device: torch.device | str,
     names: Collection[str],
@@ -108,7 +122,7 @@ def filled(
     convert: bool,
     shard: Shard = WHOLE,
     bar: Bar | None = None,
-) -> Weights:
+) -> P:
     """Weights made on a device of named tensors, which are compared before memory is taken.
 
     Args:
@@ -129,9 +143,11 @@ def filled(
             f"{source} has {len(names)} tensors, the configuration {num_layers} layers: use the "
             "config.json that belongs to it"
         )
-    described = _empty(empty, config, "meta", WHOLE, names)
+    given = config.quantization
+    scaled = (given is not None and given.kv_scales) or has_kv_scales(names)
+    described = empty(config, "meta", WHOLE, kv_scales=scaled)
     fill(described, names, lambda name: _described(read(name)), source, convert=convert)
-    weights = _empty(empty, config, place, shard, names)
+    weights = empty(config, place, shard, kv_scales=scaled)
 
     def part(name: str) -> Tensor:
         tensor = read(name)
@@ -143,28 +159,12 @@ def filled(
     return weights
 
 
-def _empty(
-    empty: Empty,
-    config: ModelConfig,
-    place: torch.device | str,
-    shard: Shard,
-    names: Collection[str],
-) -> Weights:
-    """Uninitialised weights, with scales of a cache where they are promised or there."""
-    made = empty(config, place, shard)
-    given = made.config.quantization
-    if not (given is not None and given.kv_scales) and not has_kv_scales(names):
-        return made
-    scales = torch.empty(made.config.num_layers, 2, dtype=torch.float32, device=place)
-    return replace(made, kv_scales=scales)
-
-
 def _described(tensor: Tensor) -> Tensor:
     return tensor.to("meta") if isinstance(tensor, Tensor) else tensor
 
 
 def fill(
-    weights: Weights,
+    weights: Places,
     names: Collection[str],
     read: Callable[[str], Tensor],
     source: str,

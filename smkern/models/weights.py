@@ -46,9 +46,20 @@ class Weights:
 
     @classmethod
     def empty(
-        cls, config: ModelConfig, device: torch.device | str = "cpu", shard: Shard = WHOLE
+        cls,
+        config: ModelConfig,
+        device: torch.device | str = "cpu",
+        shard: Shard = WHOLE,
+        *,
+        kv_scales: bool = False,
     ) -> Weights:
         """Uninitialised weights, of a part of the model.
+
+        Args:
+            config: The whole model.
+            device: Where they shall lie.
+            shard: Which part.
+            kv_scales: Make those of an fp8 cache, too.
 
         Raises:
             ConfigError: no `ModelConfig`, or sizes that so many ranks cannot share.
@@ -64,6 +75,7 @@ class Weights:
             final_norm=make(config.hidden_size, dtype=config.dtype),
             lm_head=embed if config.tied else make(*table, dtype=config.dtype),
             shard=shard,
+            kv_scales=make(config.num_layers, 2, dtype=torch.float32) if kv_scales else None,
         )
 
     @classmethod

@@ -124,7 +124,7 @@ def test_a_configuration_is_compared_before_memory_is_taken(folder, monkeypatch,
     monkeypatch.setattr(
         Weights,
         "empty",
-        lambda config, device, *a: made.append(device) or empty(config, device, *a),
+        lambda config, device, *a, **b: made.append(device) or empty(config, device, *a, **b),
     )
     with pytest.raises((WeightsError, ConfigError), match=message):
         Weights.load(folder)
