@@ -13,11 +13,12 @@ import smkern
 from smkern.device import Budget, DeviceInfo
 from smkern.errors import SmkernError
 from smkern.partition.plan import plan_ladder
-from smkern.profile import Profile, outdated
+from smkern.profile import Profile, outdated, package_version
 
 Status = Literal["ok", "note", "absent", "failed"]
 MEASURE = "smkern bench ceilings --save"
 TUNE = "smkern autotune --model <name>"
+CHECK = f"{TUNE} --check says whether they still hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,11 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
     from smkern.tuning.families import FAMILIES
 
     gpu, profile = info.name, Profile(info, {})  # what is legal follows from the facts alone
+    here = package_version("triton")
     for name, path_of in (("shipped", shipped_path), ("your own", user_path)):
         counts: dict[str, int] = {}
         dates: list[str] = []
+        tuned_with: set[str] = set()
         models = ""
         for family in FAMILIES:
             try:
@@ -136,12 +139,15 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
             if found.cells:
                 counts[family.name] = len(found.cells)
                 dates.append(str(found.meta.get("date", "?"))[:10])
+                tuned_with.add(str(found.meta.get("triton", "?")))
             if family.name == "gemm":
                 models = ", ".join(_models_of({(key.n, key.k) for key in found.cells}))
         if counts:
             cells = ", ".join(f"{family} {count:,}" for family, count in counts.items())
             detail = f"{cells} cells for {gpu} ({models or 'no whole model'}), up to {max(dates)}"
-            yield Finding("Tuned tables", name, "ok", detail)
+            if other := sorted(tuned_with - {here}):
+                detail += f"; tuned with Triton {', '.join(other)}, this is {here}: {CHECK}"
+            yield Finding("Tuned tables", name, "note" if other else "ok", detail)
         else:
             remedy = "" if name == "shipped" else f"; the model decides the rest, or tune: {TUNE}"
             detail = f"none for {gpu}{remedy}"

@@ -234,7 +234,7 @@ def cache_file(info: DeviceInfo) -> Path:
 
     The SM count is part of it: under an MPS active-thread percentage a GPU shows fewer SMs.
     """
-    stack = [f"{name}-{_version(name)}" for name in ("torch", "triton")]
+    stack = [f"{name}-{package_version(name)}" for name in ("torch", "triton")]
     parts = [f"driver-{info.driver}", *stack]
     rest = "_".join("".join(c if c.isalnum() or c in ".-" else "-" for c in p) for p in parts)
     return _cache() / f"{_stem(info)}_{rest}.json"
@@ -256,7 +256,8 @@ def _cache() -> Path:
     return user_cache_path("smkern") / "profiles"
 
 
-def _version(name: str) -> str:
+def package_version(name: str) -> str:
+    """The version of an installed package; "absent" where it is not."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -276,6 +276,17 @@ def test_tables_are_named_by_the_models_they_are_whole_for():
     assert "those of an H200" in foreign["cost model"].detail
 
 
+def test_tables_that_another_triton_was_tuned_with_are_mentioned(monkeypatch) -> None:
+    def shipped() -> Finding:
+        return next(finding for finding in table_findings(H200) if finding.name == "shipped")
+
+    monkeypatch.setattr("smkern.doctor_device.package_version", lambda name: "3.6.0")
+    assert (shipped().status, "Triton" in shipped().detail) == ("ok", False)
+    monkeypatch.setattr("smkern.doctor_device.package_version", lambda name: "3.9.1")
+    assert shipped().status == "note"
+    assert "tuned with Triton 3.6.0, this is 3.9.1: smkern autotune" in shipped().detail
+
+
 @pytest.mark.parametrize(
     ("count", "reached", "status", "text"),
     [(1, (), "note", "no other GPU"), (3, (1, 2), "ok", "2 of 2 other GPUs"),
