@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -170,14 +170,18 @@ class Fp8Bench(Bench[AnyCase]):
     def ours(self, case: AnyCase, place: Place) -> list[Provider]:
         return [self._provider("smkern", case, place)]
 
-    def peers(self, case: AnyCase, place: Place) -> list[Provider]:
-        names = (x for x in self.names if x != DEEPGEMM or case.kind == "block")
-        return [self._provider(name, case, place) for name in names]
+    def peers(self, case: AnyCase, place: Place) -> Iterator[Provider]:
+        for name in self.names:
+            if name != DEEPGEMM:
+                yield self._provider(name, case, place)
+            elif case.kind == "block":
+                for size in deepgemm.sizes(place.num_sms):
+                    call = partial(CALLS[case.op][name], self.ops, size)
+                    about = {"layout": f"num_sms={size}"}
+                    yield replace(self._provider(name, case, place), make=call, about=about)
 
     def _provider(self, name: str, case: AnyCase, place: Place) -> Provider:
         call = partial(CALLS[case.op][name], self.ops)
-        if name == DEEPGEMM:
-            call = partial(call, place.num_sms)
         return Provider(name, place, call, tell=lambda: {"relative_error": self.errors[name]})
 
     def reset(self, case: AnyCase) -> None:
