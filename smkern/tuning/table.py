@@ -152,10 +152,14 @@ class Table:
         that for 256 could. `served` says whether a kernel that needs an
         extra may run; the best of the others does where not.
         """
-        found = self._lookup(problem, budget, allow_cublaslt, capability, served)
+
+        def runs(_: GemmProblem, config: GemmConfig) -> bool:
+            return served(problem, config)  # a plain cell's kernel is another without its epilogue
+
+        found = self._lookup(problem, budget, allow_cublaslt, capability, runs)
         if found is None and problem.epilogue != Epilogue():
             plain = replace(problem, epilogue=Epilogue())
-            config = self._lookup(plain, budget, False, capability, served)
+            config = self._lookup(plain, budget, False, capability, runs)
             if config is not None and is_legal(problem, config, budget, capability):
                 return config
         return found

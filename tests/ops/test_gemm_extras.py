@@ -8,10 +8,11 @@ import pytest
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.kernels.cute import compile as cute
+from smkern.kernels.gemm_variants import variant_of
 from smkern.ops.gemm.dispatch import Dispatcher, offline_dispatcher
 from smkern.ops.gemm.extras import Extras
 from smkern.profile import load_profile
-from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.select import GEMM_FAMILY, Selection
 from smkern.tuning.table import Cell, CellKey, Table
 
@@ -95,6 +96,19 @@ def test_a_tuned_cell_falls_back_to_the_best_of_the_others(monkeypatch, tmp_path
     assert h200(dispatcher.tables).select(PROBLEM, BUDGET, "own").config == WS
     invariant = replace(PROBLEM, batch_invariant=True)
     assert h200(dispatcher.tables).select(invariant, BUDGET).config == WS
+
+
+def test_a_plain_cells_kernel_must_be_there_with_the_epilogue_too(monkeypatch, tmp_path):
+    """Built with and without a residual are two cubins, and one alone may have been copied."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cute, "absent", lambda: "it is not installed")
+    plain, added = PROBLEM, replace(PROBLEM, epilogue=Epilogue(residual=True))
+    kept = cute._path(variant_of(plain, CUTLASS, 90))
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    dispatcher = h200(Table({}, {CellKey.of(plain, BUDGET): Cell(CUTLASS, 170.0, WS, 220.0)}))
+    assert dispatcher.select(plain, BUDGET).config == CUTLASS
+    assert dispatcher.select(added, BUDGET).config == WS
 
 
 class Kernels:
