@@ -17,7 +17,7 @@ from smkern.device import device_info
 from smkern.measure.forwards import compile_forwards
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
-from smkern.models.peer_sums import fuse_sums
+from smkern.models.fused_sums import fuse_sums
 
 BATCH, TOKENS, LAYERS = 64, 4096, 4
 DECODE_SMS, PREFILL_SMS = (24, 32, 132), (100, 116, 132)

@@ -14,7 +14,7 @@ from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.served_load import SIZES, WORKLOAD, ServedLoad, compile_load
 from smkern.bench.runtime.workload import Sizes, executor_of
 from smkern.models import Decoder, TensorParallel, Weights, preset
-from smkern.models.peer_sums import fuse_sums
+from smkern.models.fused_sums import fuse_sums
 from smkern.partition import ladder
 from smkern.runtime.model.sizes import FIRST_CONTEXT
 from smkern.runtime.ranks.channel import Links, open_links

@@ -9,6 +9,9 @@
 #ifndef PDL
 #define PDL 1
 #endif
+#ifndef SLOTS  // calls whose rows a rank has room for
+#define SLOTS 2
+#endif
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -52,13 +55,14 @@ struct Params {
   u64 limit_ns;    // a wait of so long ends the launch: a peer is gone
   int rank, rows, width;  // width: vectors of a row, or of a rank's part of it
   float eps;
+  u32 call;  // where the host counts calls
 };
 
 // Where rank `at` is given the rows of rank `from`. Two halves of the memory take turns: a call's
 // half was read by the call two before it, which ended everywhere before any GPU began the one in
 // between, whose flags this GPU has seen.
 __device__ __forceinline__ uint4* slot(const Params& p, int at, u32 call, int from) {
-  const int index = (call & 1) * (RANKS - 1) + from - (from > at);
+  const int index = (int)(call % SLOTS) * (RANKS - 1) + from - (from > at);
   return (uint4*)(p.shared[at] + sizeof(Shared) + index * p.slot_bytes);
 }
 __device__ __forceinline__ void publish(u32* flag, u32 value) {
@@ -80,12 +84,16 @@ __device__ __forceinline__ void wait_for(const u32* flag, u32 call, u64 limit_ns
     if (now_ns() - began > limit_ns) __trap();
 }
 
-// What came before on the stream is there; the next launch may be set up. The number of this call.
-__device__ __forceinline__ u32 begin_call(const Params& p) {
+// What came before on the stream is there; the next launch may be set up.
+__device__ __forceinline__ void begin() {
 #if PDL
   asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+// The number of this call.
+__device__ __forceinline__ u32 begin_call(const Params& p) {
+  begin();
   return *(volatile u32*)&((Shared*)p.shared[p.rank])->calls + 1;
 }
 

@@ -122,6 +122,7 @@ __device__ __forceinline__ void finish(const Params& p, u32 call, int row, int l
 
 // Of two ranks two such CTAs fit an SM where rows are not very wide: sums of both lanes can always run
 // together.
+#ifndef COPIED
 extern "C" __global__ void __launch_bounds__(kGroup* kGroups, VECTORS > 3 || RANKS > 2 ? 1 : 2)
 one_shot(const __grid_constant__ Params p) {
   __shared__ float sums[kGroups * kWarps];
@@ -133,3 +134,17 @@ one_shot(const __grid_constant__ Params p) {
   for (int row = first; row < p.rows; row += step) finish(p, call, row, lane, group, sums);
   end_call(p, call);
 }
+#else
+// Copy engines bring the others' rows, and the number of this call behind them.
+extern "C" __global__ void __launch_bounds__(kGroup* kGroups, VECTORS > 3 || RANKS > 2 ? 1 : 2)
+one_shot(const __grid_constant__ Params p) {
+  __shared__ float sums[kGroups * kWarps];
+  begin();
+  const int group = threadIdx.x / kGroup, lane = threadIdx.x % kGroup, other = threadIdx.x;
+  if (other < RANKS && other != p.rank)
+    wait_for(&((Shared*)p.shared[p.rank])->flags[other][0], p.call, p.limit_ns);
+  __syncthreads();
+  for (int row = blockIdx.x + group * gridDim.x; row < p.rows; row += gridDim.x * kGroups)
+    finish(p, p.call, row, lane, group, sums);
+}
+#endif

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +105,18 @@ class StepBuffers:
     last: Tensor
     last_normed: Tensor
     logits: Tensor
+
+    def rows(self, of: slice) -> StepBuffers:
+        """Some tokens' rows of what is written behind attention, without a mixture of experts."""
+
+        def rows_of(x: Any) -> Any:
+            if isinstance(x, QuantizedRows):
+                return QuantizedRows(x.values[of], x.scale[of])
+            return None if x is None else x[of]
+
+        names = ("hidden", "normed", "attended_rows", "gated")
+        fp8 = QuantizedBuffers(*map(rows_of, self.fp8))
+        return replace(self, fp8=fp8, **{name: rows_of(getattr(self, name)) for name in names})
 
 
 class ActivationBuffers:

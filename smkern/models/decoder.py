@@ -16,7 +16,7 @@ from smkern.models.parts import agree_on_model, embed_part, lane_of, own_columns
 from smkern.models.products import Operand, attended, attended_scale, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
-from smkern.models.tensor_parallel import TensorParallel
+from smkern.models.tensor_parallel import Collective, TensorParallel
 from smkern.models.weights import Weights
 
 
@@ -147,33 +147,24 @@ class Decoder:
         Returns:
             `step.buffers.hidden`.
         """
-        layer, b, num_sms = self.weights.layers[index], step.buffers, step.num_sms
+        layer, b = self.weights.layers[index], step.buffers
         self._attention(layer, index, step)
-        scales, eps = layer.scales, self.config.rms_eps
-        # A rank's products are a part of the sum: they go over all ranks before the residual.
-        residual, out = (b.hidden, b.hidden) if self.tp is None else (None, b.normed)
-        x, x_scale, w_scale = attended(scales.o, b, num_sms)
-        ops.gemm(
-            x, layer.o, residual=residual, a_scale=x_scale, w_scale=w_scale, out=out,
-            static_weights=True, batch_invariant=self.batch_invariant, num_sms=num_sms,
-        )  # fmt: skip
-        # Routers and the exchange of rows are in the model's dtype.
-        wide = scales.gate_up if isinstance(layer, DenseLayer) else None
         if self.tp is None:
-            operand = normed(layer.post_norm, eps, wide, b, num_sms)
-        else:
-            lane_of(self.tp, step).add_rms_norm(
-                b.normed, b.hidden, layer.post_norm, eps=eps, num_sms=num_sms
-            )
-            operand = quantized(b.normed, wide, b.fp8.hidden, num_sms)
-        if isinstance(layer, DenseLayer):
-            self._dense(layer, operand, b, residual, out, num_sms)
-        else:
-            assert b.moe is not None
-            assert self.config.moe is not None
-            _experts(layer, self.config.moe, b, b.moe, residual, out, num_sms)
-        if self.tp is not None:
-            sum_up(self.tp, self.weights, index, step, eps=eps)
+            self._output(layer, b, step.num_sms)
+            self._mlp(layer, b, step.num_sms)
+            return b.hidden
+        lane, pieces = lane_of(self.tp, step), [b]
+        if isinstance(layer, DenseLayer):  # experts sort all rows
+            cut = lane.pieces(step.num_tokens, step.num_sms)
+            pieces = [b.rows(rows) for rows in cut] or pieces
+        for piece in pieces:
+            self._output(layer, piece, step.num_sms)
+            lane.send(piece.normed)
+        for piece in pieces:
+            self._mlp(layer, piece, step.num_sms, lane)
+            lane.send(piece.normed)
+        for piece in pieces:
+            sum_up(lane, self.weights, index, piece, step.num_sms, eps=self.config.rms_eps)
         return b.hidden
 
     def head(self, step: Step) -> Tensor:
@@ -222,6 +213,40 @@ class Decoder:
             max_q_len=step.max_q_len, k_scale=k_scale, v_scale=v_scale, plan=step.plan,
             out=b.attended, out_scale=attended_scale(b), num_sms=num_sms,
         )  # fmt: skip
+
+    def _target(self, b: StepBuffers) -> tuple[Tensor | None, Tensor]:
+        """What a product is added to, and where it goes: a rank's is a part of the sum, which goes
+        over all ranks before the residual."""
+        return (b.hidden, b.hidden) if self.tp is None else (None, b.normed)
+
+    def _output(self, layer: Layer, b: StepBuffers, num_sms: int | None) -> None:
+        """What the heads read, onto the residual stream, or a rank's part of it."""
+        residual, out = self._target(b)
+        x, x_scale, w_scale = attended(layer.scales.o, b, num_sms)
+        ops.gemm(
+            x, layer.o, residual=residual, a_scale=x_scale, w_scale=w_scale, out=out,
+            static_weights=True, batch_invariant=self.batch_invariant, num_sms=num_sms,
+        )  # fmt: skip
+
+    def _mlp(
+        self, layer: Layer, b: StepBuffers, num_sms: int | None, lane: Collective | None = None
+    ) -> None:
+        """The norm, behind the sum over ranks where there are some, and the MLP or the experts."""
+        residual, out = self._target(b)
+        eps = self.config.rms_eps
+        # Routers and the exchange of rows are in the model's dtype.
+        wide = layer.scales.gate_up if isinstance(layer, DenseLayer) else None
+        if lane is None:
+            operand = normed(layer.post_norm, eps, wide, b, num_sms)
+        else:
+            lane.add_rms_norm(b.normed, b.hidden, layer.post_norm, eps=eps, num_sms=num_sms)
+            operand = quantized(b.normed, wide, b.fp8.hidden, num_sms)
+        if isinstance(layer, DenseLayer):
+            self._dense(layer, operand, b, residual, out, num_sms)
+        else:
+            assert b.moe is not None
+            assert self.config.moe is not None
+            _experts(layer, self.config.moe, b, b.moe, residual, out, num_sms)
 
     def _dense(
         self, layer: DenseLayer, operand: Operand, b: StepBuffers, residual: Tensor | None,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern import ops
+from smkern.models.activations import StepBuffers
 from smkern.models.step import Step
 from smkern.models.tensor_parallel import Collective, TensorParallel
 from smkern.models.weights import Weights
@@ -68,24 +69,27 @@ def own_columns(tp: TensorParallel, logits: Tensor) -> Tensor:
     return logits[:, rows.start : rows.stop]
 
 
-def sum_up(tp: TensorParallel, weights: Weights, index: int, step: Step, *, eps: float) -> None:
+def sum_up(
+    lane: Collective, weights: Weights, index: int, b: StepBuffers, num_sms: int | None, *,
+    eps: float,
+) -> None:  # fmt: skip
     """What a layer's MLP computed, over all ranks, onto the residual stream.
 
     The norm of the next layer goes with it into `normed`: one pass over the rows less.
 
     Args:
-        tp: The ranks.
+        lane: The sums of the step.
         weights: The model's.
         index: The layer's.
-        step: The step; the MLP's part is in its `normed`.
+        b: The step's rows, or some of them; the MLP's part is in their `normed`.
+        num_sms: SMs to use at most.
         eps: Of the norm.
     """
-    b, lane = step.buffers, lane_of(tp, step)
     if index + 1 == len(weights.layers):
-        lane.add(b.normed, b.hidden, num_sms=step.num_sms)
+        lane.add(b.normed, b.hidden, num_sms=num_sms)
         return
     norm = weights.layers[index + 1].input_norm
-    lane.add_rms_norm(b.normed, b.hidden, norm, eps=eps, num_sms=step.num_sms)
+    lane.add_rms_norm(b.normed, b.hidden, norm, eps=eps, num_sms=num_sms)
 
 
 def _bytes(tensor: Tensor) -> bytes:

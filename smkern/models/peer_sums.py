@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 
 from smkern.device import Budget, device_info
-from smkern.errors import ArgumentError, DeviceError, RankError
-from smkern.kernels.all_reduce.exchange import MAX_RANKS, VECTOR_BYTES, Exchange, memory_bytes
+from smkern.errors import ArgumentError, RankError
+from smkern.kernels.all_reduce.exchange import (
+    MAX_RANKS,
+    SLOTS,
+    VECTOR_BYTES,
+    Exchange,
+    memory_bytes,
+)
 from smkern.kernels.all_reduce.gather import GatherKernel
 from smkern.kernels.all_reduce.one_shot import MAX_WIDTH, Mode, OneShotKernels
 from smkern.kernels.all_reduce.peer_memory import PeerMemory
 from smkern.kernels.driver import may_overlap
-from smkern.models.decoder import Decoder
 from smkern.models.tensor_parallel import Collective, TensorParallel
 from smkern.ops.checks import dtype_name
 from smkern.partition import budget_of_stream
@@ -155,12 +160,13 @@ class PeerSums(Collective):
         self._memories = []
 
     def _opened(
-        self, tp: TensorParallel, slot_bytes: int, make: Callable[[list[int], int], Kernels]
-    ) -> Kernels:
+        self, tp: TensorParallel, slot_bytes: int, make: Callable[[list[int], int], Kernels],
+        slots: int = SLOTS,
+    ) -> Kernels:  # fmt: skip
         """Kernels over memory that all ranks have mapped; what was taken is in `_memories`."""
 
         def taken() -> PeerMemory:
-            self._memories.append(PeerMemory(memory_bytes(tp.size, slot_bytes)))
+            self._memories.append(PeerMemory(memory_bytes(tp.size, slot_bytes, slots)))
             return self._memories[-1]
 
         memory = tp.together("allocating memory", taken)
@@ -195,7 +201,7 @@ class PeerSums(Collective):
     def _launch(
         self, mode: Mode, x: Tensor, first: int, rows: int, num_sms: int | None, *,
         residual: Tensor | None = None, weight: int = 0, out: Tensor | None = None,
-        eps: float = 0.0,
+        eps: float = 0.0, kernels: OneShotKernels | None = None, call: int = 0,
     ) -> None:  # fmt: skip
         stream, budget, overlap = self._place(num_sms)
         skipped = first * self._hidden_size * x.element_size()
@@ -203,47 +209,7 @@ class PeerSums(Collective):
         def at(tensor: Tensor | None) -> int:
             return 0 if tensor is None else tensor.data_ptr() + skipped
 
-        self._sums.launch(
+        (kernels or self._sums).launch(
             mode, stream, rows, budget.num_sms, at(x), residual=at(residual), weight=weight,
-            out=at(out), eps=eps, overlap=overlap,
+            out=at(out), eps=eps, call=call, overlap=overlap and kernels is None,
         )  # fmt: skip
-
-
-def fuse_sums(model: Decoder) -> bool:
-    """Let the sums of both lanes be one kernel's where it serves them; otherwise they stay.
-
-    Between two GPUs it serves all. Among more of them prompts of over 256 rows stay NCCL's, unless
-    the decoder is batch-invariant: then one kernel must sum a request's rows in whatever batch.
-
-    Args:
-        model: This rank's part, made with `tp`, on its GPU; all ranks call this.
-
-    Returns:
-        Whether they are.
-
-    Raises:
-        ArgumentError: a model that one GPU has whole.
-
-    Example:
-        >>> fuse_sums(Decoder(config, weights, tp=tp))                         # doctest: +SKIP
-        True
-    """
-    tp, config = model.tp, model.config
-    if tp is None:
-        raise ArgumentError("a model that one GPU has whole has no sums: leave fuse_sums out")
-    made: list[PeerSums] = []
-    rows = {"decode": MAX_ROWS, "prefill": PAIR_ROWS if tp.size == 2 else MAX_ROWS}
-    try:
-        for lane, instead in (("decode", tp.decode), ("prefill", tp.prefill)):
-            sums = PeerSums(
-                tp, instead, config.hidden_size, config.vocab_size, config.dtype, model.device,
-                max_rows=rows[lane], longer=tp.size == 2 or model.batch_invariant,
-                logit_rows=LOGIT_ROWS[lane],
-            )  # fmt: skip
-            made.append(sums)
-    except (ArgumentError, DeviceError, RankError):  # on all ranks, or on none
-        for sums in made:
-            sums.close()
-        return False
-    tp.decode, tp.prefill = made
-    return True

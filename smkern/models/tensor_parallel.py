@@ -8,7 +8,7 @@ import platform
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -36,6 +36,16 @@ class Collective(Protocol):
     def all_reduce(self, x: Tensor) -> None:
         """Sum a contiguous tensor over the ranks, in place, on the current stream."""
         ...
+
+    def pieces(self, num_rows: int, num_sms: int | None = None) -> Sequence[slice]:
+        """Rows of a layer that are to be computed by themselves: one's sum may be on its way beside
+        the next one's products. None: all at once."""
+        return ()
+
+    def send(self, x: Tensor) -> None:
+        """Rows that are computed, and will be added by the next call that has not had its own; `x`
+        is not written before."""
+        return
 
     def add(self, x: Tensor, residual: Tensor, *, num_sms: int | None = None) -> None:
         """residual += the sum of x [tokens, hidden]; x is lost."""

@@ -16,13 +16,21 @@ WAIT_S = 60.0
 
 
 class ThreadSums:
-    """Sums over threads; counts its calls."""
+    """Sums over threads; counts its calls.
+
+    Attributes:
+        calls: Sums so far.
+        cuts: Rows at which layers of more rows are cut in two.
+        log: What rank 0 computed and added of layers, rows of each.
+    """
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=WAIT_S)
         self._given: dict[int, Tensor] = {}
         self._size = size
         self.calls = 0
+        self.cuts: int | None = None
+        self.log: list[tuple[str, int]] = []
 
     def at(self, rank: int) -> Any:
         """One rank's end."""
@@ -36,6 +44,17 @@ class ThreadSums:
                 self._barrier.wait()
                 x.copy_(torch.stack(everyone).sum(0))
                 self.calls += rank == 0
+                if rank == 0:
+                    self.log.append(("add", len(x)))
+
+            def pieces(end, num_rows: int, num_sms: int | None = None) -> Any:  # noqa: N805
+                if self.cuts is None or num_rows <= self.cuts:
+                    return ()
+                return slice(0, self.cuts), slice(self.cuts, num_rows)
+
+            def send(end, x: Tensor) -> None:  # noqa: N805
+                if rank == 0:
+                    self.log.append(("send", len(x)))
 
         return End()
 
@@ -44,10 +63,17 @@ class ThreadSums:
 
 
 def on_ranks(
-    size: int, run: Callable[[TensorParallel], Any]
+    size: int, run: Callable[[TensorParallel], Any], cuts: int | None = None
 ) -> tuple[list[Any], ThreadSums, ThreadSums]:
-    """What `run` returns on each rank; the sums of decode and of prefill."""
+    """What `run` returns on each rank; the sums of decode and of prefill.
+
+    Args:
+        size: How many ranks.
+        run: What each does.
+        cuts: Of prefill: see `ThreadSums`.
+    """
     lanes = ThreadSums(size), ThreadSums(size)
+    lanes[1].cuts = cuts
     found: list[Any] = [None] * size
     errors: list[BaseException] = []
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from smkern.device import Budget
 from smkern.errors import ArgumentError, DeviceError
-from smkern.models import TensorParallel, peer_sums
-from smkern.models.peer_sums import PeerSums, fuse_sums
+from smkern.models import TensorParallel, copied_sums, peer_sums
+from smkern.models.copied_sums import CopiedSums
+from smkern.models.fused_sums import fuse_sums
+from smkern.models.peer_sums import PeerSums
 from smkern.models.tensor_parallel import Collective
 
 HIDDEN, VOCAB = 64, 96
@@ -99,7 +101,7 @@ def test_each_sum_is_one_launch(memories: list[Memory]) -> None:
     sums.all_reduce(x)
     sums.add(x, residual)
     sums.add_rms_norm(x, residual, weight, eps=0.5, num_sms=16)
-    none = {"residual": 0, "weight": 0, "out": 0, "eps": 0.0}
+    none = {"residual": 0, "weight": 0, "out": 0, "eps": 0.0, "call": 0}
     at = {**none, "residual": residual.data_ptr()}
     normed = {**at, "weight": weight.data_ptr(), "out": x.data_ptr(), "eps": 0.5}
     assert asked(sums._sums) == [
@@ -181,12 +183,15 @@ def test_both_lanes_or_none(memories: list[Memory], monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(peer_sums, "OneShotKernels", third)
     monkeypatch.setattr(peer_sums, "GatherKernel", third)
+    monkeypatch.setattr(copied_sums, "OneShotKernels", lambda *given, copied: Kernels(*given))
+    for name in ("Stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
     assert not fuse_sums(model)
     assert tp.decode is tp.prefill is behind
     assert [memory.log[-1] for memory in memories] == ["freed"] * 3
     assert fuse_sums(model)
     assert isinstance(tp.decode, PeerSums)
-    assert isinstance(tp.prefill, PeerSums)
+    assert isinstance(tp.prefill, CopiedSums)
     tp.prefill.all_reduce(rows(5000))  # between two GPUs all rows
     assert len(asked(tp.prefill._sums)) == 2
     model.tp = None

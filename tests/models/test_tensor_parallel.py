@@ -50,6 +50,28 @@ def test_ranks_compute_what_one_does(family: str, size: int) -> None:
     assert (prefill.calls, decode.calls) == (2 * 6, 4 * 6)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_layers_in_two_pieces_of_rows(family: str) -> None:
+    """One piece is sent while the other's products run; experts take all rows."""
+    config, texts = config_of(family), prompts([5, 1, 17], 200)
+    state = make_peer(family, **EVEN).model.state_dict()
+
+    def run(tp: TensorParallel) -> torch.Tensor:
+        weights = Weights.from_tensors(config, state, shard=tp.shard)
+        return Session.make(Decoder(config, weights, tp=tp), 3).logits(texts)
+
+    whole, _, sums = on_ranks(2, run)
+    layer = [("send", 23), ("add", 23)]
+    assert sums.log == [("add", 23), *2 * config.num_layers * layer, ("add", 3)]
+    cut, _, sums = on_ranks(2, run, cuts=16)
+    torch.testing.assert_close(cut[0], whole[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(cut[0], cut[1])
+    if family == "qwen3":
+        layer = [("send", 16), ("send", 7), ("add", 16), ("send", 16), ("add", 7), ("send", 7)]
+        layer += [("add", 16), ("add", 7)]
+        assert sums.log == [("add", 23), *config.num_layers * layer, ("add", 3)]
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size"),
     [(8, 8, 4), (8, 4, 4), (8, 2, 4), (8, 1, 4), (8, 1, 8), (6, 2, 2), (6, 3, 3), (12, 2, 6)],

@@ -13,7 +13,7 @@ from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import OVERLAP_FROM, Run, check, launcher, load_function
 from smkern.kernels.ledger import ledger
 
-_PARAMS = struct.Struct("14Q 3i f")
+_PARAMS = struct.Struct("14Q 3i f I 4x")
 _DTYPES = {"bf16": 0, "fp16": 1}
 MAX_RANKS = 8
 MAX_CTAS = 256
@@ -21,6 +21,8 @@ MAX_CTAS = 256
 THREADS = 512
 """Of a CTA: kThreads, and kGroup times kGroups, of the sources."""
 VECTOR_BYTES = 16
+SLOTS, COPY_SLOTS = 2, 4
+"""Calls whose rows a rank has room for: of kernels that send, and of copies."""
 
 
 def header_bytes(ranks: int) -> int:
@@ -28,9 +30,9 @@ def header_bytes(ranks: int) -> int:
     return 4 * ranks * MAX_CTAS + 256
 
 
-def memory_bytes(ranks: int, slot_bytes: int) -> int:
+def memory_bytes(ranks: int, slot_bytes: int, slots: int = SLOTS) -> int:
     """Bytes of a rank's memory for calls in which each other one sends at most so many."""
-    return header_bytes(ranks) + 2 * (ranks - 1) * slot_bytes
+    return header_bytes(ranks) + slots * (ranks - 1) * slot_bytes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,7 +92,7 @@ class Exchange:
 
     def run(
         self, name: str, stream: int, num_ctas: int, rows: int, width: int, *pointers: int,
-        eps: float = 0.0, overlap: bool = False,
+        eps: float = 0.0, call: int = 0, overlap: bool = False,
     ) -> None:  # fmt: skip
         """Launch a kernel.
 
@@ -101,6 +103,7 @@ class Exchange:
             rows, width: Rows, and 16-byte vectors of one that a rank has.
             pointers: Device addresses of x, residual, weight and out; 0 where there is none.
             eps: Of the norm.
+            call: Its number, where the host counts.
             overlap: Whether it may begin while the launch before it ends.
         """
         key = name, min(num_ctas, MAX_CTAS), overlap
@@ -108,7 +111,7 @@ class Exchange:
             run = self._runs.get(key) or self._made(*key)
             _PARAMS.pack_into(
                 self._buffer, 0, *self._shared, *pointers, self.slot_bytes, self._limit_ns,
-                self._rank, rows, width, eps,
+                self._rank, rows, width, eps, call,
             )  # fmt: skip
             code = run(stream, self._pointers)
         if code:

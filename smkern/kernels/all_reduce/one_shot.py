@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from smkern.kernels.all_reduce.exchange import VECTOR_BYTES, Exchange, ExchangeVariant
+from smkern.kernels.all_reduce.exchange import COPY_SLOTS, VECTOR_BYTES, Exchange, ExchangeVariant
 
 Mode = Literal["sum", "add", "norm"]
 _MODES: dict[str, int] = {"sum": 0, "add": 1, "norm": 2}
@@ -16,10 +16,16 @@ MAX_WIDTH = 8 * GROUP * VECTOR_BYTES // 2
 
 
 def one_shot_variant(
-    ranks: int, dtype: str, mode: str, vectors: int, capability: int
+    ranks: int, dtype: str, mode: str, vectors: int, capability: int, copied: bool = False
 ) -> ExchangeVariant:
-    """The kernel of a mode, for rows of which a thread holds so many vectors."""
-    defines = f"MODE={_MODES[mode]}", f"VECTORS={vectors}"
+    """The kernel of a mode, for rows of which a thread holds so many vectors.
+
+    Args:
+        copied: Copy engines bring the others' rows, which the kernel adds.
+    """
+    defines: tuple[str, ...] = f"MODE={_MODES[mode]}", f"VECTORS={vectors}"
+    if copied:
+        defines += "COPIED=1", f"SLOTS={COPY_SLOTS}"
     return ExchangeVariant("one_shot", ranks, dtype, capability, defines)
 
 
@@ -31,6 +37,7 @@ class OneShotKernels(Exchange):
         dtype: "bf16" or "fp16".
         width: Numbers of a row, a multiple of 8 up to 16,384.
         capability: Compute capability, such as 90.
+        copied: Whether copy engines bring the others' rows.
     """
 
     def __init__(
@@ -42,17 +49,18 @@ class OneShotKernels(Exchange):
         dtype: str,
         width: int,
         capability: int,
+        copied: bool = False,
     ) -> None:
         super().__init__(rank, addresses, slot_bytes, limit_s)
         self._width = 2 * width // VECTOR_BYTES
         vectors = -(-self._width // GROUP)
         for mode in _MODES:
-            variant = one_shot_variant(len(addresses), dtype, mode, vectors, capability)
+            variant = one_shot_variant(len(addresses), dtype, mode, vectors, capability, copied)
             self.load(mode, variant)
 
     def launch(
         self, mode: Mode, stream: int, rows: int, num_sms: int, x: int, *, residual: int = 0,
-        weight: int = 0, out: int = 0, eps: float = 0.0, overlap: bool = False,
+        weight: int = 0, out: int = 0, eps: float = 0.0, call: int = 0, overlap: bool = False,
     ) -> None:  # fmt: skip
         """Sum rows over the ranks, on at most `num_sms` SMs.
 
@@ -63,9 +71,10 @@ class OneShotKernels(Exchange):
             num_sms: CTAs at most, the same on all ranks.
             x, residual, weight, out: Device addresses, rows without gaps.
             eps: Added to the mean of squares.
+            call: Of copied rows, the number that came with them.
             overlap: Whether it may begin while the launch before it ends.
         """
         self.run(
             mode, stream, min(rows, num_sms), rows, self._width, x, residual, weight, out, eps=eps,
-            overlap=overlap,
+            call=call, overlap=overlap,
         )  # fmt: skip

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 from smkern.errors import DeviceError
-from smkern.kernels.driver import check, libcuda
+from smkern.kernels.all_reduce.exchange import COPY_SLOTS, MAX_CTAS, header_bytes
+from smkern.kernels.driver import check, copy_async, libcuda
 
 _PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
@@ -75,6 +78,53 @@ class PeerMemory:
         if self._own.value:
             libcuda().cuMemFree_v2(self._own)
         self._own = ctypes.c_uint64()
+
+
+class Copies:
+    """Copies into the others' memory by a copy engine, each with its number behind it.
+
+    Args:
+        rank: This process.
+        addresses: Of each rank's memory, as this GPU sees it.
+        slot_bytes: Bytes of a copy at most.
+    """
+
+    def __init__(self, rank: int, addresses: Sequence[int], slot_bytes: int) -> None:
+        self._rank, self._addresses, self._slot_bytes = rank, addresses, slot_bytes
+        self._calls = 0
+
+    def begin(self) -> int:
+        """The number of the next copy."""
+        self._calls = (self._calls + 1) % (1 << 32)
+        return self._calls
+
+    def send(self, call: int, stream: int, x: int, num_bytes: int) -> None:
+        """Copy to all others.
+
+        Args:
+            call: Its number.
+            stream: Raw stream handle.
+            x: Device address.
+            num_bytes: At most a slot's.
+        """
+        ranks = len(self._addresses)
+        for to, base in enumerate(self._addresses):
+            if to == self._rank:
+                continue
+            slot = call % COPY_SLOTS * (ranks - 1) + self._rank - (self._rank > to)
+            at = base + header_bytes(ranks) + slot * self._slot_bytes
+            check(copy_async()(at, x, num_bytes, stream), "copying to another GPU")
+            flag = base + 4 * self._rank * MAX_CTAS
+            check(_write_value()(stream, flag, call, 0), "telling another GPU")
+
+
+@cache
+def _write_value() -> Any:
+    """`cuStreamWriteValue32(stream, address, value, flags)`: behind what the stream copied."""
+    prototype = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint
+    )
+    return prototype(("cuStreamWriteValue32_v2", libcuda()))
 
 
 def _opened(rank: int, given: bytes) -> ctypes.c_uint64:

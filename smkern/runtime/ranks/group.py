@@ -13,7 +13,7 @@ from smkern.errors import ArgumentError, RankError
 from smkern.kv import KvPool, KvReplica, KvSizes
 from smkern.kv.storage import pages_in_free_memory
 from smkern.models.decoder import Decoder
-from smkern.models.peer_sums import fuse_sums
+from smkern.models.fused_sums import fuse_sums
 from smkern.models.shard import MAX_RANKS, WHOLE, Shard
 from smkern.models.tensor_parallel import TensorParallel
 from smkern.ops.checks import as_int

@@ -10,7 +10,9 @@ from torch import Tensor
 
 import smkern
 from smkern.models import Decoder, ModelConfig, TensorParallel, Weights
-from smkern.models.peer_sums import PeerSums, fuse_sums
+from smkern.models.copied_sums import CopiedSums
+from smkern.models.fused_sums import fuse_sums
+from smkern.models.peer_sums import PeerSums
 from tests.gpu.models.support import ALL_WIDE, TEXTS, WIDE
 from tests.models.peers import Session, error, make_peer, prompts
 
@@ -31,11 +33,11 @@ def sums(hidden: int, dtype: torch.dtype) -> dict[str, Any]:
     the rows beside a row; whether all columns are gathered."""
     tp = TensorParallel.from_env(2, "cuda", timeout_s=30)
     device = torch.device("cuda", torch.cuda.current_device())
-    one = PeerSums(
+    one = CopiedSums(
         tp, tp.decode, hidden, VOCAB, dtype, device, max_rows=MAX_ROWS, longer=True,
         logit_rows=LOGIT_ROWS,
     )  # fmt: skip
-    worst, equal, gathered = 0.0, True, True
+    worst, equal, gathered, copied = 0.0, True, True, True
     with smkern.ladder([24]) as ladder:
         for stream in (torch.cuda.Stream(), *(side.stream for side in ladder.split(decode=24))):
             for rows in ROWS:
@@ -44,8 +46,10 @@ def sums(hidden: int, dtype: torch.dtype) -> dict[str, Any]:
                 equal &= len(set(tp.everyones(_digest(found)))) == 1
             for rows in (1, LOGIT_ROWS, 2 * LOGIT_ROWS + 1):
                 gathered &= _gathered(one, tp.rank, rows, dtype, stream)
+            for rows in (2048, 2500, 8192):
+                copied &= _in_pieces(one, tp.rank, rows, hidden, dtype, stream)
     one.close()
-    return {"worst": worst, "equal": equal, "gathered": gathered}
+    return {"worst": worst, "equal": equal, "gathered": gathered, "copied": copied}
 
 
 def _digest(x: Tensor) -> str:
@@ -111,6 +115,34 @@ def _sums_of(
         for got, want in zip((added, normed, summed), wanted, strict=True)
     ]
     return runs[0], max(errors)
+
+
+def _in_pieces(
+    one: CopiedSums, rank: int, rows: int, hidden: int, dtype: torch.dtype, stream: Any
+) -> bool:
+    """Whether rows that are copied, layer upon layer, are those that the kernel sends."""
+    generator = torch.Generator("cuda").manual_seed(rows + rank)
+    weight = torch.ones(hidden, device="cuda", dtype=dtype)
+    is_right = True
+    for turn in range(3):
+        x = torch.randn(rows, hidden, device="cuda", generator=generator).to(dtype)
+        whole, residual = x.clone(), torch.full_like(x, turn)
+        added = residual.clone()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            one.add_rms_norm(whole, residual, weight, eps=1e-6)
+            one.add(whole, residual)
+            pieces = one.pieces(rows)
+            for piece in pieces:
+                one.send(x[piece])
+            for piece in pieces:
+                one.add_rms_norm(x[piece], added[piece], weight, eps=1e-6)
+                one.send(x[piece])
+            for piece in pieces:
+                one.add(x[piece], added[piece])
+        torch.cuda.synchronize()
+        is_right &= len(pieces) == 2 and torch.equal(added, residual)
+    return is_right
 
 
 def logits(how: str) -> dict[str, Any]:

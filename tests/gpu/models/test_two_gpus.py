@@ -25,6 +25,7 @@ def test_sums_by_one_kernel(hidden: int, dtype: torch.dtype) -> None:
         assert outcome.error == ""
         assert outcome.result["equal"]
         assert outcome.result["gathered"]
+        assert outcome.result["copied"]
         assert outcome.result["worst"] <= 1.0
 
 

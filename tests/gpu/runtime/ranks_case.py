@@ -15,7 +15,7 @@ import smkern
 from smkern.errors import RankError
 from smkern.kv import KvPool, KvReplica, KvSizes
 from smkern.models import Decoder, ModelConfig, SamplingParams, TensorParallel, Weights, preset
-from smkern.models.peer_sums import fuse_sums
+from smkern.models.fused_sums import fuse_sums
 from smkern.runtime import serve_ranks
 from smkern.runtime.cuda_device import CudaDevice
 from tests.runtime.alone import each_alone, workload
