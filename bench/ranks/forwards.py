@@ -17,6 +17,7 @@ from smkern.device import device_info
 from smkern.measure.forwards import compile_forwards
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
+from smkern.models.copied_sums import cut_of
 from smkern.models.fused_sums import fuse_sums
 
 BATCH, TOKENS, LAYERS = 64, 4096, 4
@@ -37,6 +38,9 @@ def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
         )
         wanted = [([(BATCH, BATCH)], decode), ([(TOKENS, 1)], prefill)]
         compile_forwards(config, wanted)
+        for budget in prefill:
+            cut = cut_of(TOKENS, config.hidden_size, budget.num_sms)
+            wanted.append(([(cut, 1), (TOKENS - cut, 1)], [budget]))
         compile_forwards(tp.shard.config(config), wanted, ranks=tp.size)
     group.wait()
     whole, part_model = Model(plan, config=config), Model(plan, config=config, tp=tp)

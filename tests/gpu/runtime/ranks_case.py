@@ -14,7 +14,15 @@ import torch
 import smkern
 from smkern.errors import RankError
 from smkern.kv import KvPool, KvReplica, KvSizes
-from smkern.models import Decoder, ModelConfig, SamplingParams, TensorParallel, Weights, preset
+from smkern.models import (
+    Decoder,
+    ModelConfig,
+    SamplingParams,
+    TensorParallel,
+    Weights,
+    copied_sums,
+    preset,
+)
 from smkern.models.fused_sums import fuse_sums
 from smkern.runtime import serve_ranks
 from smkern.runtime.cuda_device import CudaDevice
@@ -32,6 +40,8 @@ SMALL = preset("qwen3-8b").replace(
     num_layers=2, hidden_size=1024, num_q_heads=8, num_kv_heads=2, intermediate_size=2048,
     vocab_size=4096,
 )  # fmt: skip
+LEAST_CUT = 129
+"""Rows of prompts from which copies bring sums here: of a tile and a row; chunks have up to 256."""
 FAULT_AT = 300
 """The launch at which a rank fails: graphs, prompts and splits are under way."""
 
@@ -48,8 +58,10 @@ def _part(layers: int, sums: str, timeout_s: float) -> tuple[Decoder, KvPool]:
     config = whole(layers)
     weights = Weights.random(config, 0, device, tp.shard)
     decoder = Decoder(config, weights, tp=tp, max_position=MAX_CONTEXT, batch_invariant=True)
-    if sums == "one kernel":
+    if sums != "nccl":
         assert fuse_sums(decoder)
+    if sums == "copied":
+        copied_sums.LEAST_ROWS = LEAST_CUT
     part = decoder.config
     sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, 16, part.dtype)
     if tp.rank:
@@ -104,6 +116,7 @@ def walk(launches: int, free: float, seed: int, limit_s: float) -> dict[str, Any
     device = torch.device("cuda", torch.cuda.current_device())
     decoder = Decoder(SMALL, Weights.random(SMALL, 0, device, tp.shard), tp=tp)
     assert fuse_sums(decoder)
+    copied_sums.LEAST_ROWS = LEAST_CUT
     part = decoder.config
     sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, 16, part.dtype)
     pool = (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device=device)
