@@ -20,24 +20,28 @@ INSTRUCTION_BYTES = 16
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
-def told(kernel: Artifact | bytes, folder: Path, *options: str) -> str:
-    """The disassembler's answer about a kernel; `folder` is for its file."""
+def told(kernel: Artifact | bytes, folder: Path, option: str) -> str:
+    """What is known of a kernel ("-res-usage"), or its instructions; `folder` is for its file."""
+    if option == "-sass":
+        return sass([kernel], folder)[0]
     file = folder / "kernel.cubin"
-    file.write_bytes(kernel if isinstance(kernel, bytes) else kernel.cubin)
-    return _run("cuobjdump", *options, file)
+    file.write_bytes(_cubin(kernel))
+    return _run("cuobjdump", option, file)
 
 
-def sass(kernels: Iterable[Artifact], folder: Path) -> list[str]:
-    """The instructions of each of these kernels for sm_90a.
+def sass(kernels: Iterable[Artifact | bytes], folder: Path) -> list[str]:
+    """The instructions of each of these kernels, all of them for one device.
 
     One run tells them all, as instructions without their files: to begin takes the disassembler
-    0.2 s, a kernel 10 ms.
+    0.2 s, a kernel 10 ms, and half as long again where `cuobjdump -sass` begins it.
     """
-    codes = [_instructions(kernel.cubin) for kernel in kernels]
+    cubins = [_cubin(kernel) for kernel in kernels]
+    (device,) = {_device(cubin) for cubin in cubins}
+    codes = [_instructions(cubin) for cubin in cubins]
     file = folder / "kernels.bin"
     file.write_bytes(b"".join(codes))
     lines = re.findall(
-        r"^ +/\*[0-9a-f]+\*/ .*$", _run("nvdisasm", "-b", "SM90a", file), re.MULTILINE
+        r"^ +/\*[0-9a-f]+\*/ .*$", _run("nvdisasm", "-b", device, file), re.MULTILINE
     )
     counts = [len(code) // INSTRUCTION_BYTES for code in codes]
     assert len(lines) == sum(counts)
@@ -48,6 +52,17 @@ def sass(kernels: Iterable[Artifact], folder: Path) -> list[str]:
 def _run(tool: str, *arguments: str | Path) -> str:
     command = [TOOLS / tool, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _cubin(kernel: Artifact | bytes) -> bytes:
+    return kernel if isinstance(kernel, bytes) else kernel.cubin
+
+
+def _device(cubin: bytes) -> str:
+    """What a cubin is for, as the disassembler calls it: a byte of the flags in its ELF header,
+    the second one since version 8 of the ABI (sm_100)."""
+    capability = cubin[0x30 if cubin[8] < 8 else 0x31]
+    return f"SM{capability}{'a' if capability >= 90 else ''}"
 
 
 def _instructions(cubin: bytes) -> bytes:
