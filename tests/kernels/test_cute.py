@@ -87,6 +87,20 @@ def test_without_the_package_what_was_compiled_serves_and_nothing_else(worker, m
         compile_variant(variant_of(PROBLEM, other, 90))
 
 
+@pytest.mark.parametrize("change", ["writable by others", "cut"])
+def test_what_is_kept_and_cannot_be_read_does_not_serve(worker, monkeypatch, change) -> None:
+    """What dispatch takes must load: files that were carried often belong to a group."""
+    compile_variant(VARIANT)
+    (path,) = cute.cubin_path("cute", "").parent.glob("cute-*.cubin")
+    if change == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.chmod(0o664)
+    remove(monkeypatch)
+    with pytest.warns(RuntimeWarning, match="are kept and not used: .*chmod go-w"):
+        assert not cute.serves((9, 0), PROBLEM, CONFIG)
+
+
 def test_another_source_is_compiled_again(worker, monkeypatch):
     compile_variant(VARIANT)
     monkeypatch.setattr(cute, "_source", lambda: b"another")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from smkern.errors import ArgumentError, DeviceError
+from smkern.kernels.cuda_source import keep_cubin
 from smkern.kernels.cute import compile as cute
 from smkern.kernels.gemm_variants import variant_of
 from smkern.ops.gemm.dispatch import Dispatcher, offline_dispatcher
@@ -103,9 +104,7 @@ def test_a_plain_cells_kernel_must_be_there_with_the_epilogue_too(monkeypatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cute, "absent", lambda: "it is not installed")
     plain, added = PROBLEM, replace(PROBLEM, epilogue=Epilogue(residual=True))
-    kept = cute._path(variant_of(plain, CUTLASS, 90))
-    kept.parent.mkdir(parents=True)
-    kept.touch()
+    keep_cubin(cute._path(variant_of(plain, CUTLASS, 90)), b"cubin")
     dispatcher = h200(Table({}, {CellKey.of(plain, BUDGET): Cell(CUTLASS, 170.0, WS, 220.0)}))
     assert dispatcher.select(plain, BUDGET).config == CUTLASS
     assert dispatcher.select(added, BUDGET).config == WS

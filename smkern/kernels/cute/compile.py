@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -70,7 +71,22 @@ def serves(capability: Capability, problem: GemmProblem, config: GemmConfig) -> 
     if config.kernel != "cutlass" or not is_legal(problem, config, Budget(1, "mask"), capability):
         return False
     major, minor = capability
-    return not absent() or _path(variant_of(problem, config, 10 * major + minor)).exists()
+    return not absent() or _is_kept(_path(variant_of(problem, config, 10 * major + minor)))
+
+
+@cache
+def _is_kept(path: Path) -> bool:
+    """Whether a cubin can be taken from the cache, which nothing adds to without the package."""
+    if kept_cubin(path) is not None:
+        return True
+    if path.exists():
+        warnings.warn(
+            f"kernels {path.parent / 'cute-*'} are kept and not used: they are cut, spoiled, or "
+            "other users may have written them (if yours, chmod go-w); other kernels serve",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return False
 
 
 def shared_bytes(variant: Variant) -> int:
