@@ -122,6 +122,7 @@ def _by_nvrtc(name: str, defines: Sequence[str], arch: str) -> bytes:
     options = [
         f"--gpu-architecture={arch}".encode(),
         f"--include-path={source_folder()}".encode(),
+        b"-default-device",  # or nvrtc takes generic lambdas for code of the host
         *(f"-D{define}".encode() for define in defines),
     ]
     (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smkern.kernels import cuda_source
-from smkern.kernels.attention.cuda import compile_plan
+from smkern.kernels.attention.cuda import CudaVariant, compile_plan
 from smkern.kernels.driver import load_function
 
 
@@ -27,3 +27,11 @@ def test_a_spoiled_cubin_is_compiled_again_and_loads(
 
     monkeypatch.setattr(cuda_source, "_compile", absent)
     load_function(compile_plan(10 * major + minor), "attention_plan", 1024)
+
+
+def test_nvrtc_takes_every_attention_kernel() -> None:
+    """Else nvcc stands in, or nothing where it is not."""
+    for kernel in ("attention_decode", "attention_prefill"):
+        variant = CudaVariant(kernel, 64, False, False, False, 1, 2, kernel != "attention_decode")
+        cubin = cuda_source._by_nvrtc(f"{kernel}.cu", variant.defines, "sm_90a")
+        assert cubin.startswith(b"\x7fELF")
