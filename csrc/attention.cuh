@@ -153,6 +153,10 @@ __device__ __forceinline__ u32 transpose8x8(u32 x) {
   return r;
 }
 
+// A condition that is the same in all lanes, so that the compiler knows: what follows needs no code
+// to bring the lanes together again.
+__device__ __forceinline__ bool uniform(bool x) { return __any_sync(~0u, x); }
+
 __device__ __forceinline__ int clamp_int(int x, int low, int high) {
   return x < low ? low : (x > high ? high : x);
 }

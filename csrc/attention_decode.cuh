@@ -35,6 +35,11 @@ __device__ __forceinline__ void arrive_warp(u64& barrier, int lane) {
   if (lane == 0) barrier_arrive(shared_address(&barrier));
 }
 
+__device__ __forceinline__ void wait_for(u64& barrier, int parity) {
+  while (uniform(!barrier_try(shared_address(&barrier), parity))) {
+  }
+}
+
 // The last piece's team merges all partials of a row block; `item` is one of its pieces.
 __device__ __noinline__ void merge(const AttentionParams& p, Item item, int head, int thread,
                                    float v_scale) {
@@ -43,40 +48,67 @@ __device__ __noinline__ void merge(const AttentionParams& p, Item item, int head
 }
 
 // A warp's sums of a unit go to shared memory, rows [decode_rows] of D + 4 floats, then (max, sum).
+// A row's floats lie as its lanes have them, four of a lane in a chunk; `in_order` has their dims.
 __device__ __forceinline__ void stage_sums(float* stage, const AttentionParams& p,
                                            float (&o)[kBlocks][ROWS8][4],
-                                           const float (&top)[ROWS8][2],
-                                           const float (&norm)[ROWS8][2], const Lane& l) {
+                                           const float (&top)[ROWS8][kColumns],
+                                           const float (&norm)[ROWS8][kColumns], const Lane& l) {
   const int rows = p.decode_rows;
   float* stats = stage + 4 * rows * (D + 4);
 #pragma unroll
-  for (int n = 0; n < ROWS8; ++n)
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      float total = norm[n][c];
+  for (int n = 0; n < ROWS8; ++n) {
+    // lanes of a column add its norms: where it has two, those of even g the first one's
+    const int mine = l.g & (kColumns - 1), row = row_of(n, mine, l.t);
+    float total = norm[n][0], most = top[n][0];
+    if constexpr (kColumns > 1) {
+      const float other = mine ? total : norm[n][1];
+      if (mine) total = norm[n][1], most = top[n][1];
+      total += __shfl_xor_sync(0xffffffffu, other, 4);
+    } else {
       total += __shfl_xor_sync(0xffffffffu, total, 4);
-      total += __shfl_xor_sync(0xffffffffu, total, 8);
-      total += __shfl_xor_sync(0xffffffffu, total, 16);
-      const int r = n * 8 + 2 * l.t + c;
-      if (r >= rows) continue;
-      const bool seen = top[n][c] != kUnseen;
-      if (!seen)  // the sums may hold masked values, even NaN
+    }
+    total += __shfl_xor_sync(0xffffffffu, total, 8);
+    total += __shfl_xor_sync(0xffffffffu, total, 16);
+    if (l.g < kColumns && row < rows)
+      *(float2*)(stats + (l.warp * rows + row) * 2) =
+          make_float2(most != kUnseen ? most : kMinusInf, total);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (row_of(n, c, l.t) >= rows) continue;
+      if (top[n][c] == kUnseen)  // the sums may hold masked values, even NaN
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) o[i][n][c] = o[i][n][c + 2] = 0.0f;
-      if (l.g == 0)
-        *(float2*)(stats + (l.warp * rows + r) * 2) =
-            make_float2(seen ? top[n][c] : kMinusInf, total);
-      float* to = stage + (l.warp * rows + r) * (D + 4);
+      float* to = stage + (l.warp * rows + row_of(n, c, l.t)) * (D + 4) + 4 * l.g;
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        if constexpr (KV8) {
-          *(float2*)(to + 16 * i + 2 * l.g) = make_float2(o[i][n][c], o[i][n][c + 2]);
-        } else {
-          to[16 * i + l.g] = o[i][n][c];
-          to[16 * i + 8 + l.g] = o[i][n][c + 2];
-        }
-      }
+      for (int i = 0; i < kBlocks; i += 2)
+        *(float4*)(to + 16 * i) =
+            make_float4(o[i][n][c], o[i][n][c + 2], o[i + 1][n][c], o[i + 1][n][c + 2]);
     }
+  }
+}
+
+// Swaps, between lanes that differ in bit `with` and within pairs of values, so that bits of the
+// lane's number and of the value's trade places.
+__device__ __forceinline__ void trade(float& a, float& b, int lane, int with) {
+  const bool high = lane & with;
+  const float got = __shfl_xor_sync(0xffffffffu, high ? a : b, with);
+  if (high)
+    a = got;
+  else
+    b = got;
+}
+
+// Turns a chunk of staged floats, of lane g of 8 in a group of 32 dims, into 4 dims in a row;
+// returns the first of them.
+__device__ __forceinline__ int in_order(float4& x, int chunk, int lane) {
+  const int group = chunk / 8 * 32, g = chunk & 7;
+  if constexpr (KV8) {  // dims 2g, 2g + 1, 16 + 2g, 16 + 2g + 1
+    trade(x.x, x.z, lane, 1), trade(x.y, x.w, lane, 1);
+    return group + (g & 1) * 16 + (g >> 1) * 4;
+  }
+  trade(x.x, x.y, lane, 1), trade(x.z, x.w, lane, 1);  // dims g, 8 + g, 16 + g, 24 + g
+  trade(x.x, x.z, lane, 2), trade(x.y, x.w, lane, 2);
+  return group + (g & 3) * 8 + (g >> 2) * 4;
 }
 
 // Add a piece's sums to this thread's slot `i` of the pieces before, with merge_rows' arithmetic.
@@ -99,19 +131,19 @@ __device__ __forceinline__ void fold(float* slots, int rows, int i, bool first, 
   kept = sum, stats = make_float2(top, norm);
 }
 
+// What becomes of a unit's staged sums.
+enum { kStaged = 1, kOwned = 2, kFirst = 4, kWhole = 8 };
+
 // Adds the team's four staged sums in the warps' order and writes output or a partial. A row block
-// whose pieces all belong to this team (`owned`) needs no partial: a thread folds its sums into
+// whose pieces all belong to this team (kOwned) needs no partial: a thread folds its sums into
 // those of the earlier pieces, as `merge_rows` would, and writes output after the last piece.
 __device__ __forceinline__ void combine(float* stage, const AttentionParams& p, Item item, int head,
-                                        bool owned, const Lane& l, float v_scale) {
-  const int rows = p.decode_rows, piece = item[PIECE], pieces = item[NUM_PIECES];
-  const bool whole = pieces == 1 || (owned && piece == pieces - 1);
-  int q_start = 0, q_len = 0, first_row = 0;  // a partial needs no output position
-  if (whole) q_start = item[Q_START], q_len = item[Q_LEN], first_row = item[FIRST_ROW];
-  const long long part = (long long)(item[FIRST_SLOT] + item[PIECE]) * p.num_kv_heads + head;
+                                        int staged, const Lane& l, float v_scale) {
+  const int rows = p.decode_rows, chunks = rows * (D / 4);
   const float2* stats = (const float2*)(stage + 4 * rows * (D + 4));
-  for (int i = l.thread; i < rows * (D / 4); i += kTeamThreads) {
-    const int r = i / (D / 4);
+  for (int first = 0; first < chunks; first += kTeamThreads) {
+    const bool used = first + l.thread < chunks;
+    const int i = used ? first + l.thread : chunks - 1, r = i / (D / 4);
     float2 its[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) its[w] = stats[w * rows + r];
@@ -128,14 +160,21 @@ __device__ __forceinline__ void combine(float* stage, const AttentionParams& p, 
       sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
       sum.z = fmaf(weight, x.z, sum.z), sum.w = fmaf(weight, x.w, sum.w);
     }
-    if (owned) fold(stage + stage_floats(rows), rows, i, piece == 0, sum, high, total);
-    if (whole) {
-      const Row row(p, q_start, q_len, first_row + r, head);
-      if (row.valid) store_row(p, row, i % (D / 4) * 4, sum, high, total, v_scale);
-    } else if (!owned) {
-      ((float4*)(p.workspace + p.decode_out))[part * (rows * (D / 4)) + i] = sum;
-      if (i % (D / 4) == 0)
-        ((float2*)(p.workspace + p.decode_stats))[part * rows + r] = make_float2(high, total);
+    if (uniform(staged & kOwned) && used)
+      fold(stage + stage_floats(rows), rows, i, staged & kFirst, sum, high, total);
+    if (uniform((staged & (kOwned | kWhole)) == kOwned)) continue;  // more pieces follow
+    const int dim = in_order(sum, i % (D / 4), l.lane);
+    const bool whole = staged & kWhole;
+    const Row row(p, item[Q_START], item[Q_LEN], item[FIRST_ROW] + r, head);
+    const long long part = (long long)(item[FIRST_SLOT] + item[PIECE]) * p.num_kv_heads + head;
+    if (used) {
+      if (!whole) {
+        *(float4*)((float*)(p.workspace + p.decode_out) + (part * rows + r) * D + dim) = sum;
+        if (dim == 0)
+          ((float2*)(p.workspace + p.decode_stats))[part * rows + r] = make_float2(high, total);
+      } else if (row.valid) {
+        store_row(p, row, dim, sum, high, total, v_scale);
+      }
     }
   }
 }
@@ -148,7 +187,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   if (p.plan[NUM_DECODE] == 0) return;
   const Share share(p, team_index, num_teams, l.lane);
   const int first_unit = share.first, end_unit = share.end;
-  if (first_unit == end_unit) return;
+  if (uniform(first_unit == end_unit)) return;
 
   char* mine = shared + l.team * team_bytes(p.decode_rows);
   const u32 ring = shared_address(mine) + l.warp * kRing;
@@ -178,14 +217,13 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   stream.copy_values(p, lane_at + kSlot, l);
 
   // The unit whose sums are staged but not yet added, and how many units have been staged.
-  constexpr int kOwned = 2;
   Item staged_item = item;
   int staged_head = 0, parity = 0;
-  int staged = 0;  // 1, or kOwned
+  int staged = 0;
   int owned_end = first_unit;  // earlier units are in row blocks whose pieces are all this team's
   const auto add_staged = [&] {
-    barrier_wait(shared_address(&note.staged), parity);
-    combine(stage, p, staged_item, staged_head, staged == kOwned, l, v_scale);
+    wait_for(note.staged, parity);
+    combine(stage, p, staged_item, staged_head, staged, l, v_scale);
     arrive_warp(note.added, l.lane);
     staged = 0;
   };
@@ -196,13 +234,13 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   int run_counter = -1, run_head = 0, run_length = 0;
   int counted_head = -1, counted_length = 0, counted = 0;  // counted: by all teams before
   const auto count_run = [&] {
-    if (run_counter < 0) return;
+    if (uniform(run_counter < 0)) return;
     counted_item = run_item, counted_head = run_head, counted_length = run_length;
     team_barrier(l.team);
     if (l.thread == 0) counted = arrive_early((int*)p.workspace + run_counter, run_length);
   };
   const auto settle = [&] {
-    if (counted_head < 0) return;
+    if (uniform(counted_head < 0)) return;
     const int pieces = counted_item[NUM_PIECES], row_block = counted_item[COUNTER];
     if (l.thread == 0) {
       note.merge = counted + counted_length == pieces;
@@ -212,28 +250,35 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
       }
     }
     team_barrier(l.team);
-    if (note.merge) merge(p, counted_item, counted_head, l.thread, v_scale);
+    if (uniform(note.merge)) merge(p, counted_item, counted_head, l.thread, v_scale);
     counted_head = -1;
   };
 
-  for (bool first = true; unit < end_unit; first = false) {  // one unit per iteration
-    if (item[PIECE] == 0 && fold_floats(p.decode_rows)) {
-      const int pieces = item[NUM_PIECES];
-      if (pieces > 1 && unit + pieces <= end_unit) owned_end = unit + pieces;
+  for (bool first = true; uniform(unit < end_unit); first = false) {  // one unit per iteration
+    int kind = kStaged;
+    {
+      const int piece = item[PIECE], pieces = item[NUM_PIECES];
+      if (piece == 0 && pieces > 1 && unit + pieces <= end_unit && fold_floats(p.decode_rows))
+        owned_end = unit + pieces;
+      if (unit < owned_end) kind |= kOwned;
+      if (piece == 0) kind |= kFirst;
+      if (pieces == 1 || (unit < owned_end && piece == pieces - 1)) kind |= kWhole;
     }
     float o[kBlocks][ROWS8][4] = {};
-    float top[ROWS8][2], norm[ROWS8][2];
+    float top[ROWS8][kColumns], norm[ROWS8][kColumns];
 #pragma unroll
     for (int n = 0; n < ROWS8; ++n)
 #pragma unroll
-      for (int c = 0; c < 2; ++c) top[n][c] = kUnseen, norm[n][c] = 0.0f;
+      for (int c = 0; c < kColumns; ++c) top[n][c] = kUnseen, norm[n][c] = 0.0f;
     int whole_from = 0, whole_to = end;  // keys that all rows see
     if (p.causal) whole_to = min(whole_to, item[KV_LEN] - item[Q_LEN] + 1);
     if (p.window) whole_from = item[KV_LEN] - p.window;
-    int fresh = 1, last;
+    int fresh = 1;
+    bool last;
     do {  // one step per iteration
-      last = key + kStep >= end;
+      last = uniform(key + kStep >= end);
       float s[ROWS8][kTiles][4] = {};
+      stream.advance(p, l);  // before the wait, which hides it: a free slot is filled at once
       wait_but_one();
       if constexpr (kQueryInRegisters) {
         scores<ROWS8>(s, keys, q);
@@ -251,11 +296,10 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
         }
       }
       __syncwarp();
-      stream.advance(p, l);
       stream.copy_keys(p, lane_at, l);
       // later pieces have the same query as the first
       if constexpr (kQueryInRegisters)
-        if (last && stream.live() && stream.source.item[PIECE] == 0)
+        if (last && stream.live() && uniform(stream.source.item[PIECE] == 0))
 #pragma unroll
           for (int n = 0; n < ROWS8; ++n)
             load_query(q[n], p, stream.source.item, stream.source.head, n, l);
@@ -266,35 +310,37 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
           for (int b = 0; b < kTiles; ++b)
 #pragma unroll
             for (int c = 0; c < 4; ++c) s[n][b][c] = logit2(s[n][b][c], score_scale, p.softcap);
-      if (key < whole_from || key + kStep > whole_to) mask(s, p, item, key, end, l);
+      if (uniform(key < whole_from || key + kStep > whole_to)) mask(s, p, item, key, end, l);
       u32 probability[ROWS8][kTiles][2];
       soften(s, o, top, norm, probability, fresh, scale2);
       wait_but_one();
       weigh(o, values, probability);
       __syncwarp();
       stream.copy_values(p, lane_at + kSlot, l);
-      if (staged) add_staged();
+      if (uniform(staged)) add_staged();
       fresh = 0;
       key += kStep;
     } while (!last);
 
-    if (!first) {  // the unit before is added by this warp, here by all
-      barrier_wait(shared_address(&note.added), parity);
+    if (uniform(!first)) {  // the unit before is added by this warp, here by all
+      wait_for(note.added, parity);
       parity ^= 1;
     }
     stage_sums(stage, p, o, top, norm, l);
     arrive_warp(note.staged, l.lane);
-    const bool owned = unit < owned_end;
-    staged = owned ? kOwned : 1, staged_item = item, staged_head = head;
+    staged = kind, staged_item = item, staged_head = head;
 
-    settle();
-    const int pieces = item[NUM_PIECES], counter = item[COUNTER] * heads + head;
-    if (pieces == 1 || owned || counter != run_counter) {
-      count_run();
-      run_counter = pieces > 1 && !owned ? counter : -1;
-      run_item = item, run_head = head, run_length = 0;
+    // a row block that is this team's alone is not counted
+    if (uniform(!(kind & (kOwned | kWhole)) || counted_head >= 0 || run_counter >= 0)) {
+      settle();
+      const int counter = item[COUNTER] * heads + head;
+      if (uniform((kind & (kOwned | kWhole)) || counter != run_counter)) {
+        count_run();
+        run_counter = kind & (kOwned | kWhole) ? -1 : counter;
+        run_item = item, run_head = head, run_length = 0;
+      }
+      ++run_length;
     }
-    ++run_length;
     item = stream.source.item, unit = stream.source.unit, head = stream.source.head;
     key = stream.at, end = stream.source.end;
   }

@@ -12,13 +12,15 @@
 #ifndef ROWS8  // groups of 8 packed rows
 #define ROWS8 1
 #endif
+#ifndef ROWS4  // at most 4 packed rows, which then lie in every second column
+#define ROWS4 0
+#endif
 
 namespace decode {
 
 constexpr int kTeamThreads = 128;
 constexpr int kSize = KV8 ? 1 : 2;             // bytes of a cache element
 constexpr int kStep = KV8 ? 64 : 32;           // keys of a tile, walked at a time
-constexpr int kStretch = 128;                  // keys whose pages are looked up at a time
 constexpr int kTiles = kStep / 16;             // row tiles of mma.sync in a step
 constexpr int kLookups = kStep / 32;           // rows of a step that a lane looks up, one by one
 constexpr int kRowBytes = D * kSize;
@@ -88,14 +90,23 @@ struct Rows {
   u32 row[kStep / 16];  // else, in the first kLookups: of key 32 * i + lane
 };
 
-// The rows of a whole step, `offset` keys into the stretch of which lane l has key 4 l's in
-// `words`.
+// A lane looks up the row of every 16th key, every 4th where pages are smaller (log2 of that).
+__device__ __forceinline__ int log_looked(const AttentionParams& p) {
+  return p.page_shift >= 4 ? 4 : 2;
+}
+// Keys whose pages a warp looks up at a time: a stretch.
+__device__ __forceinline__ int stretch_keys(const AttentionParams& p) {
+  return 32 << log_looked(p);
+}
+
+// The rows of a whole step, `offset` keys into the stretch of which lane l has the row of key 16 l
+// in `words`. Pages have 16 tokens or more.
 __device__ __forceinline__ void find_whole(Rows& r, const AttentionParams& p, u32 words, int offset,
                                            int lane) {
-  const int from = offset >> 2;
+  const int from = offset >> 4;
 #pragma unroll
   for (int g = 0; g < kStep / 16; ++g)
-    r.row[g] = __shfl_sync(~0u, words, from + 4 * g) + lane / kLaneChunks * p.token32;
+    r.row[g] = __shfl_sync(~0u, words, from + g) + lane / kLaneChunks * p.token32;
 }
 
 // The rows of any step [key, key + kStep) of the stretch at `stretch`. Keys outside [first, last]
@@ -107,7 +118,8 @@ __device__ __forceinline__ void find_each(Rows& r, const AttentionParams& p, u32
 #pragma unroll
     for (int i = 0; i < kLookups; ++i) {
       const int at = min(max(key + i * 32 + lane, first), last);
-      r.row[i] = __shfl_sync(~0u, words, (at - stretch) >> 2) + (at & 3) * p.token32;
+      r.row[i] = __shfl_sync(~0u, words, (at - stretch) >> log_looked(p)) +
+                 (at & ((1 << log_looked(p)) - 1)) * p.token32;
     }
   } else {  // pages of 1 and 2 tokens: looked up here and now
     const PageRow pages(p, item[REQUEST]);

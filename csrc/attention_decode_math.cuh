@@ -9,6 +9,13 @@ namespace decode {
 
 constexpr int kBlocks = D / 16;                // blocks of 16 dims
 constexpr bool kQueryInRegisters = ROWS8 * D <= 256;
+// A lane's products are of columns 2t and 2t + 1. Where 4 rows are all, each lane has one of them,
+// which halves its softmax; its other column is not looked at.
+constexpr int kColumns = ROWS4 ? 1 : 2;
+// The packed row in a lane's column c of group n.
+__device__ __forceinline__ int row_of(int n, int c, int t) {
+  return ROWS4 ? t : n * 8 + 2 * t + c;
+}
 constexpr float kSlack = 8.0f;  // a sum is rescaled when its maximum grows by more, in log2 units
 // The maximum of a row that has seen no keys: finite, so that exponents need no test.
 constexpr float kUnseen = -3.402823466e38f;
@@ -32,12 +39,13 @@ __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
                  : "memory");
 }
 
-// Query words of one group of 8 packed rows, as the second operand of K Q^T: lane (g, t) has row g.
+// Query words of one group of 8 packed rows, as the second operand of K Q^T: lane (g, t) has row g,
+// or g / 2 of 4.
 // With 16-bit caches words 2s, 2s+1 are dims 16s + 2t and 16s + 8 + 2t; with e4m3 ones 16s + 4t and
 // the two after, as a 16-bit transposition unit holds two of its values.
 __device__ __forceinline__ void load_query(u32 (&q)[D / 8], const AttentionParams& p, Item item,
                                            int head, int n, const Lane& l) {
-  const int row = item[FIRST_ROW] + n * 8 + l.g, step = token_of(p, row);
+  const int row = item[FIRST_ROW] + (ROWS4 ? l.g / 2 : n * 8 + l.g), step = token_of(p, row);
   const int token = item[Q_START] + step;
   const bool valid = row < item[Q_LEN] * p.group && token < p.num_tokens;
   const char* at = p.q;
@@ -152,8 +160,8 @@ __device__ __forceinline__ void mask(float (&s)[ROWS8][kTiles][4], const Attenti
 #pragma unroll
   for (int n = 0; n < ROWS8; ++n)
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int position = first_token + token_of(p, first_row + n * 8 + 2 * l.t + c);
+    for (int c = 0; c < kColumns; ++c) {
+      const int position = first_token + token_of(p, first_row + row_of(n, c, l.t));
       const int limit = (p.causal ? min(stop, position + 1) : stop) - key - l.g;
       const int low = (p.window ? position - p.window + 1 : 0) - key - l.g;
 #pragma unroll
@@ -171,15 +179,16 @@ __device__ __forceinline__ void mask(float (&s)[ROWS8][kTiles][4], const Attenti
 // maximum, so a row's bits depend on that row only. Scores are unscaled until the exponent, where
 // the scale is positive; with a soft cap they are logits already.
 __device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[kBlocks][ROWS8][4],
-                                       float (&top)[ROWS8][2], float (&norm)[ROWS8][2],
+                                       float (&top)[ROWS8][kColumns],
+                                       float (&norm)[ROWS8][kColumns],
                                        u32 (&probability)[ROWS8][kTiles][2], bool fresh,
                                        float scale2) {
-  float high[ROWS8][2];
+  float high[ROWS8][kColumns];
   bool grows = false;
 #pragma unroll
   for (int n = 0; n < ROWS8; ++n)
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       high[n][c] = fmaxf(s[n][0][c], s[n][0][c + 2]);
 #pragma unroll
       for (int b = 1; b < kTiles; ++b)
@@ -190,7 +199,7 @@ __device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[
 #pragma unroll
     for (int n = 0; n < ROWS8; ++n)
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
+      for (int c = 0; c < kColumns; ++c) {
         float most = high[n][c];
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 4));
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 8));
@@ -206,17 +215,19 @@ __device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
 #pragma unroll
-          for (int c = 0; c < 4; ++c) o[i][n][c] *= high[n][c & 1];
+          for (int c = 0; c < kColumns; ++c) o[i][n][c] *= high[n][c], o[i][n][c + 2] *= high[n][c];
   }
 #pragma unroll
   for (int n = 0; n < ROWS8; ++n)
 #pragma unroll
     for (int b = 0; b < kTiles; ++b) {
-      float e[4];
+      float e[4] = {};
 #pragma unroll
-      for (int c = 0; c < 4; ++c) e[c] = exp2_fast(fmaf(s[n][b][c], scale2, -top[n][c & 1]));
-      norm[n][0] += e[0] + e[2];
-      norm[n][1] += e[1] + e[3];
+      for (int c = 0; c < kColumns; ++c) {
+        e[c] = exp2_fast(fmaf(s[n][b][c], scale2, -top[n][c]));
+        e[c + 2] = exp2_fast(fmaf(s[n][b][c + 2], scale2, -top[n][c]));
+        norm[n][c] += e[c] + e[c + 2];
+      }
       probability[n][b][0] = transpose8x8(pack2(e[0], e[1], kHalf));
       probability[n][b][1] = transpose8x8(pack2(e[2], e[3], kHalf));
     }

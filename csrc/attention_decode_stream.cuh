@@ -75,13 +75,13 @@ struct Place {
   __device__ __forceinline__ int item() const { return first_item + piece; }
 };
 
-// 128 keys or fewer of a unit, and what is left of the unit from there.
+// A stretch of a unit's keys, and what is left of the unit from there.
 struct Stretch {
   Item item;
   int unit, head;
   int key, end;     // the warp's keys of the unit: from this stretch on
   int first, last;  // keys that may be read: from the window's begin to the piece's end
-  u32 row;          // of key + 4 * lane: a page id first, then the offset in units of 32 bytes
+  u32 row;          // of this lane's key: a page id first, then the offset in units of 32 bytes
 
   // A quarter of the unit's keys, in whole steps, so that the four warps take about as long in a
   // request's last piece. A warp without keys walks one fully masked step.
@@ -98,8 +98,10 @@ struct Stretch {
     end = max(min(key + quarter, stop), key + 1);
     last = max(stop - 1, 0);
   }
-  // For four tokens from a multiple of four on, which are always in one page.
-  __device__ __forceinline__ int lane_key(int lane) const { return min(key + 4 * lane, last) & ~3; }
+  // The first of the keys whose rows follow from this lane's; they are in one page.
+  __device__ __forceinline__ int lane_key(const AttentionParams& p, int lane) const {
+    return min(key + (lane << log_looked(p)), last) & -(1 << log_looked(p));
+  }
 };
 
 struct Stream {
@@ -122,63 +124,70 @@ struct Stream {
     asked.unit = first_unit;
     begin_unit(p, l);
     turn(p, l);
+    find(p, l);
   }
   // Whether anything is left to copy.
-  __device__ __forceinline__ bool live() const { return source.unit < end_unit; }
+  __device__ __forceinline__ bool live() const { return uniform(source.unit < end_unit); }
 
   __device__ __forceinline__ void begin_unit(const AttentionParams& p, const Lane& l) {
     asked.item = after;
     asked.head = place.head;
     asked.begin(p, l.warp);
-    if (++place.piece == place.pieces) {
+    if (uniform(++place.piece == place.pieces)) {
       place.piece = 0;
-      if (++place.head == p.num_kv_heads) {
+      if (uniform(++place.head == p.num_kv_heads)) {
         place.head = 0;
         place.first_item = min(place.first_item + place.pieces, p.plan[NUM_DECODE] - 1);
         place.pieces = -1;  // known when the item is here
       }
     }
     after = load_item(p, place.item(), l.lane);
-    asked.row = pages.page(p, asked.lane_key(l.lane));
+    asked.row = pages.page(p, asked.lane_key(p, l.lane));
   }
   // Start copying the requested stretch, and request the next one.
   __device__ __forceinline__ void turn(const AttentionParams& p, const Lane& l) {
     constexpr int kNever = 0x7fffffff;
     source = asked;
-    source.row = row32(p, asked.row, asked.lane_key(l.lane));
+    source.row = row32(p, asked.row, asked.lane_key(p, l.lane));
     at = source.key;
-    stop = live() ? min(source.key + kStretch, source.end) : kNever;  // the end has no more turns
+    // the end has no more turns
+    stop = live() ? min(source.key + stretch_keys(p), source.end) : kNever;
     whole_from = live() && p.page_shift >= 4 ? source.first : kNever;
     whole_to = source.last + 1 - kStep;
     const long long lane_at = source.head * p.head_bytes + l.lane % kLaneChunks * 16;
     k = p.k + lane_at;
     v = p.v + lane_at;
-    if (asked.key + kStretch < asked.end) {
-      asked.key += kStretch;
-      asked.row = pages.page(p, asked.lane_key(l.lane));
-    } else if (++asked.unit < end_unit) {
-      if (place.pieces < 0) {
+    if (uniform(asked.key + stretch_keys(p) < asked.end)) {
+      asked.key += stretch_keys(p);
+      asked.row = pages.page(p, asked.lane_key(p, l.lane));
+    } else if (uniform(++asked.unit < end_unit)) {
+      if (uniform(place.pieces < 0)) {
         place.pieces = after[NUM_PIECES];
         pages = PageRow(p, after[REQUEST]);
       }
       begin_unit(p, l);
     }
   }
+  // Go to the next step and find its rows.
   __device__ __forceinline__ void advance(const AttentionParams& p, const Lane& l) {
     at += kStep;
-    if (at >= stop) turn(p, l);
+    if (uniform(at >= stop)) turn(p, l);
+    find(p, l);
+  }
+  __device__ __forceinline__ void find(const AttentionParams& p, const Lane& l) {
+    rows.whole = uniform(at >= whole_from && at <= whole_to);
+    if (rows.whole)
+      find_whole(rows, p, source.row, at - source.key, l.lane);
+    else if (live())
+      find_each(rows, p, source.row, source.key, at, source.first, whole_to + kStep - 1,
+                source.item, l.lane);
   }
   // Copies the step's keys to a slot; `to` includes this lane's offset.
   __device__ __forceinline__ void copy_keys(const AttentionParams& p, u32 to, const Lane& l) {
-    rows.whole = at >= whole_from && at <= whole_to;
-    if (rows.whole) {
-      find_whole(rows, p, source.row, at - source.key, l.lane);
+    if (rows.whole)
       copy_whole(to, k, rows, p);
-    } else if (live()) {
-      find_each(rows, p, source.row, source.key, at, source.first, whole_to + kStep - 1,
-                source.item, l.lane);
+    else if (live())
       copy_each(to, k, rows, l.lane);
-    }
     commit();
   }
   // Then its values.

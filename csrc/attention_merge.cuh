@@ -69,12 +69,12 @@ __device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item&
   const float* sums = (const float*)sums_at + ((long long)slot * heads + head) * rows * D;
   const long long step = (long long)heads * rows;
   const int used = min(rows, q_len * p.group - first_row) * kQuads;
-  for (int i0 = thread; i0 < used; i0 += THREADS * ROWS) {
+  for (int i0 = thread; uniform(i0 < used); i0 += THREADS * ROWS) {
     float4 sum[ROWS] = {};
     float top[ROWS], norm[ROWS];
 #pragma unroll
     for (int k = 0; k < ROWS; ++k) top[k] = kMinusInf, norm[k] = 0.0f;
-    for (int j0 = 0; j0 < pieces; j0 += kAhead) {
+    for (int j0 = 0; uniform(j0 < pieces); j0 += kAhead) {
       float2 stat[kAhead][ROWS];
       float4 x[kAhead][ROWS];
 #pragma unroll
