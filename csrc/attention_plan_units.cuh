@@ -68,7 +68,7 @@ struct Unit {
     blocks = r.blocks(p);
     end = r.kv_len;
     if (r.decode()) {
-      shift = 9 + doublings(r.kv_len, 16);
+      shift = 9 + max((int)(r.kv_len > 3072), doublings(r.kv_len, 16));  // decode_cut of shapes.py
     } else {
       const u32 row = (u32)block * 128, rows = r.q_len * p.group;
       if (p.causal) {

@@ -194,19 +194,24 @@ def test_costs_add_up(step):
         (2049, 4, (1536, 2049)),
         (2176, 4, (1536, 2176)),
         (2177, 5, (2048, 2177)),
-        (65_536, 128, (65_024, 65_536)),
+        (3072, 6, (2560, 3072)),
+        (3073, 3, (2048, 3073)),
+        (3328, 3, (2048, 3328)),
+        (3329, 4, (3072, 3329)),
+        (65_536, 64, (64_512, 65_536)),
         (65_537, 64, (64_512, 65_537)),
         (65_792, 64, (64_512, 65_792)),
         (65_793, 65, (65_536, 65_793)),
+        (131_073, 64, (129_024, 131_073)),
     ],
 )
 def test_a_rest_of_a_quarter_piece_joins_the_last_piece(kv_len, pieces, last):
-    shape = AttentionShape(1, 4, 1, 64, 16, 1, 70_000, 1, 70_000)
+    shape = AttentionShape(1, 4, 1, 64, 16, 1, 140_000, 1, 140_000)
     decode, _ = read(shape, plan_items(shape, [kv_len], None, 4))
     assert decode[:, items.NUM_PIECES].tolist() == [pieces] * pieces
     assert tuple(decode[-1, [items.KV_BEGIN, items.KV_END]]) == last
     whole = decode[:-1, items.KV_END] - decode[:-1, items.KV_BEGIN]
-    assert (whole == (512 if kv_len <= 65_536 else 1024)).all()
+    assert (whole == (512 if kv_len <= 3072 else 1024 if kv_len <= 131_072 else 2048)).all()
 
 
 @pytest.mark.parametrize(("window", "first"), [(10, 1536), (100, 1536), (600, 1024), (0, 0)])

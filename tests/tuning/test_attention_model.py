@@ -65,7 +65,7 @@ def test_decode_is_bound_by_memory_and_prefill_by_work(profile):
 
 def test_counts(profile):
     found = of(STEPS["64 x 4096"], 16, profile)
-    units = 64 * 8 * (4096 // DECODE_PIECE)
+    units = 64 * 8 * (4096 // (2 * DECODE_PIECE))
     assert (found.decode_units, found.prefill_units) == (units, 0)
     assert (found.ctas, found.workers) == (16, 48)
     assert found.waves == pytest.approx(units / 48)

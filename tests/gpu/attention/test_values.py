@@ -38,7 +38,7 @@ CHUNKED = Case(kv_lens=(1700, 256, 2048, 333), q_lens=(130, 128, 64, 9))
 """New tokens on a cached prefix."""
 LONG = Case(kv_lens=(40_000, 33_000, 300), head_dim=64, q_heads=4, kv_heads=1)
 """Over 32,768 keys a piece is longer than 256."""
-RESTS = Case(kv_lens=(513, 640, 641, 2049, 2176, 2177))
+RESTS = Case(kv_lens=(513, 640, 641, 2049, 2176, 2177, 3072, 3073, 3328, 3329))
 """Keys behind the last whole piece: few enough to join it, or not."""
 CUT = Case(kv_lens=(20_000, 9000, 50_000), q_lens=(40, 130, 9), head_dim=64, q_heads=4, kv_heads=1)
 """Prefill items whose keys are cut into pieces."""

@@ -28,7 +28,7 @@ def test_a_decode_step_in_an_imagined_partition():
     assert found.bytes_moved > 2 * 64 * 4096 * 8 * 128 * 2
     # 1.07 GB at no more than the device's 4.8 TB/s
     assert 223 < found.floor_us < found.predicted_us
-    assert found.units == 64 * 8 * 8
+    assert found.units == 64 * 8 * 4
     assert found.workspace_bytes == WorkspaceLayout.of(found.problem.shape).num_bytes
 
 
