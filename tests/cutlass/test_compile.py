@@ -58,11 +58,18 @@ def sass(kernel: Artifact, folder) -> str:
 
 
 @pytest.mark.parametrize("wanted", [*SMALL, *LARGEST], ids=str)
-def test_one_accumulator_of_the_tiles_width_and_nothing_spilled(wanted, tmp_path):
+def test_one_accumulator_of_the_tiles_width_rows_by_16_bytes_and_nothing_spilled(wanted, tmp_path):
+    """A thread's share of a block is 4 bytes of a row: four blocks give it 16, but for gelu."""
     kernel = compile_variant(wanted)
     kind = "BF16" if wanted.dtype == "bf16" else ""
     found = set(re.findall(r"HGMMA\.(\S+)", code := sass(kernel, tmp_path)))
     assert {each.removesuffix(f".{kind}") for each in found} == {f"64x{wanted.block_y}x16.F32"}
+    blocks = wanted.block_y // 8 // (1 + (wanted.swiglu and not wanted.swap))
+    strips = wanted.block_x // 64 * (1 if wanted.swap else 2)
+    fours = blocks * (2 - wanted.swiglu if wanted.swap else 1) // 4
+    count = strips * fours * (wanted.activation != "gelu")
+    assert len(re.findall(r"\bSTG\.E\.128\b", code)) == count
+    assert len(re.findall(r"\bLDG\.E\.128\b", code)) == wanted.residual * count
     assert not re.search(r"\b(LDL|STL)\b", code)
     registers, spilled = usage(kernel, tmp_path)
     assert (registers, spilled) == (168, 0)

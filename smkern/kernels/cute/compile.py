@@ -159,7 +159,8 @@ def _digest(variant: Variant, source: bytes) -> str:
 
 @cache
 def _source() -> bytes:
-    return Path(__file__).with_name("gemm.py").read_bytes()
+    here = Path(__file__)
+    return b"".join(here.with_name(f"{name}.py").read_bytes() for name in ("gemm", "epilogue"))
 
 
 def _compile(variants: Sequence[Variant]) -> list[bytes]:

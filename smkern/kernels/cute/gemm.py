@@ -12,17 +12,17 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-from cutlass import BFloat16, Float16, Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from smkern.kernels.cute.compile import BARRIER_BYTES, GROUP, THREADS
+from smkern.kernels.cute.epilogue import DTYPES, Epilogue
 from smkern.kernels.gemm_variants import Variant
 
 COPY_REGISTERS, MULTIPLY_REGISTERS = 24, 240
 PAIR = 16
 """Rows of a pair: 8 gate rows, 8 up rows."""
-_DTYPES = {"bf16": (BFloat16, "bf16"), "fp16": (Float16, "f16")}
 
 
 class Gemm:
@@ -35,9 +35,8 @@ class Gemm:
     def __init__(self, variant: Variant) -> None:
         self.rows, self.columns = variant.block_x, variant.block_y
         self.depth, self.stages = variant.block_k, variant.num_stages
-        self.swap, self.bias, self.residual = variant.swap, variant.bias, variant.residual
-        self.activation, self.swiglu = variant.activation, variant.swiglu
-        self.dtype, self.dtype_name = _DTYPES[variant.dtype]
+        self.swap, self.swiglu = variant.swap, variant.swiglu
+        self.epilogue, self.dtype = Epilogue(variant), DTYPES[variant.dtype]
 
     def layout(self, *shape: int) -> cute.ComposedLayout:
         """Rows of `depth` elements, swizzled by 128 bytes, stage after stage."""
@@ -262,115 +261,5 @@ class Gemm:
             warpgroup.wait_group(0)
             with arch.elect_one():
                 arch.mbarrier_arrive(empty + before)
-            self.finish(acc, corner, memory, thread)
+            self.epilogue.finish(acc, corner, memory, thread)
             tile += 2 * ctas
-
-    @cute.jit
-    def finish(self, acc, corner, memory, thread):
-        """The epilogue and the store, 8 x 8 elements of a warp at a time.
-
-        A thread holds two neighbouring columns of a row of them; 4 threads write 16 bytes. Swapped,
-        rows of the accumulator are columns of out, so the rounded block is transposed first. With
-        SwiGLU a block of gates lies before its block of ups, and out is half as wide.
-        """
-        x0, y0, own_x, own_y, end_x, end_y = corner
-        out, _, _, out_stride, _ = memory
-        lane = arch.lane_idx()
-        quad, two = lane // 4, 2 * (lane % 4)
-        first = x0 + (thread // 32 % 4) * 16
-        halves = 1 if cutlass.const_expr(self.swiglu and self.swap) else 2
-        each = 2 if cutlass.const_expr(self.swiglu and not self.swap) else 1
-        if cutlass.const_expr(self.swiglu and self.swap):
-            first, own_x = first // 2, own_x // 2
-        if cutlass.const_expr(self.swiglu and not self.swap):
-            y0, own_y = y0 // 2, own_y // 2
-        for block in cutlass.range_constexpr(self.rows // 64):
-            for half in cutlass.range_constexpr(halves):
-                top = first + block * 32 * halves + half * 8
-                for j in cutlass.range_constexpr(0, self.columns // 8, each):
-                    left_column = y0 + 8 * (j // each)
-                    at = block * (self.columns // 2) + 4 * j + 2 * half
-                    x, y = top + quad, left_column + two
-                    if cutlass.const_expr(self.swiglu):
-                        up = at + (2 if cutlass.const_expr(self.swap) else 4)
-                        left = self.silu(acc[at]) * acc[up]
-                        right = self.silu(acc[at + 1]) * acc[up + 1]
-                    else:
-                        ends = end_x, end_y
-                        left, right = self.epilogue(acc[at], acc[at + 1], x, y, ends, memory)
-                    pair = arch.inline_ptx(
-                        f"cvt.rn.{self.dtype_name}x2.f32 {{$w0}}, {{$r1}}, {{$r0}};",
-                        write_only_types=[Uint32], read_only_args=[left, right],
-                    )  # fmt: skip
-                    if cutlass.const_expr(self.swap):
-                        pair = arch.inline_ptx(
-                            "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
-                            write_only_types=[Uint32], read_only_args=[pair],
-                        )  # fmt: skip
-                        x, y = top + two, left_column + quad
-                    row, column = (y, x) if cutlass.const_expr(self.swap) else (x, y)
-                    arch.inline_ptx(
-                        "st.global.b32 [{$r0}], {$r1};",
-                        read_only_args=[self.address(out, row, column, out_stride), pair],
-                        predicate=(x >= own_x) & (x < end_x) & (y >= own_y) & (y < end_y),
-                    )
-
-    @cute.jit
-    def epilogue(self, left, right, x, y, ends, memory):
-        """The values at (x, y) and (x, y + 1) of the accumulator after bias and all."""
-        end_x, end_y = ends
-        _, bias, residual, _, residual_stride = memory
-        inside = (x < end_x) & (y < end_y)
-        if cutlass.const_expr(self.bias):
-            if cutlass.const_expr(self.swap):
-                more = self.load(self.address(bias, 0, x, 0), x < end_x)
-                left, right = left + more, right + more
-            else:
-                more, other = self.load_pair(self.address(bias, 0, y, 0), y < end_y)
-                left, right = left + more, right + other
-        left, right = self.activated(left), self.activated(right)
-        if cutlass.const_expr(self.residual):
-            if cutlass.const_expr(self.swap):
-                at = self.address(residual, y, x, residual_stride)
-                more = self.load(at, inside)
-                other = self.load(at + 2 * Int64(residual_stride), inside & (y + 1 < end_y))
-            else:
-                at = self.address(residual, x, y, residual_stride)
-                more, other = self.load_pair(at, inside)
-            left, right = left + more, right + other
-        return left, right
-
-    @cute.jit
-    def activated(self, value):
-        if cutlass.const_expr(self.activation == "silu"):
-            value = self.silu(value)
-        if cutlass.const_expr(self.activation == "gelu"):
-            value = 0.5 * value * (1.0 + cute.math.erf(value * 0.7071067811865476))
-        return value
-
-    @cute.jit
-    def silu(self, value):
-        return value * arch.rcp_approx(1.0 + cute.math.exp(-value, fastmath=True))
-
-    @cute.jit
-    def address(self, base, row, column, stride):
-        return base + 2 * (Int64(row) * Int64(stride) + Int64(column))
-
-    @cute.jit
-    def load(self, address, inside):
-        """An element of out's type as fp32, 0 where it is outside."""
-        return arch.inline_ptx(
-            "{ .reg .pred p; .reg .b16 v; setp.ne.s32 p, {$r1}, 0; mov.b16 v, 0;"
-            f"@p ld.global.b16 v, [{{$r0}}]; cvt.f32.{self.dtype_name} {{$w0}}, v; }}",
-            write_only_types=[Float32], read_only_args=[address, Int32(inside)],
-        )  # fmt: skip
-
-    @cute.jit
-    def load_pair(self, address, inside):
-        """Two neighbouring elements of out's type as fp32, 0 where they are outside."""
-        return arch.inline_ptx(
-            "{ .reg .pred p; .reg .b32 v; .reg .b16 l, r; setp.ne.s32 p, {$r1}, 0; mov.b32 v, 0;"
-            f"@p ld.global.b32 v, [{{$r0}}]; mov.b32 {{l, r}}, v;"
-            f"cvt.f32.{self.dtype_name} {{$w0}}, l; cvt.f32.{self.dtype_name} {{$w1}}, r; }}",
-            write_only_types=[Float32, Float32], read_only_args=[address, Int32(inside)],
-        )  # fmt: skip
