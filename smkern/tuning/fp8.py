@@ -33,6 +33,8 @@ SWAPPED = ((16, 64), (32, 64), (64, 64), (16, 128), (32, 128), (64, 128))
 """(block_m, block_n) with weights on the row side."""
 COLUMNS = (16, 32, 64)
 """Columns of swapped tiles."""
+TURNS = 4
+"""Steps whose sums take turns, and whose scales of rows are fetched at once."""
 OTHER_REGISTERS = 32
 """Registers of a multiplying thread beside its sums and its scales."""
 COPY_REGISTERS = 24
@@ -133,7 +135,10 @@ def fits_registers(config: GemmConfig) -> bool:
 def shared_bytes(config: GemmConfig, residual: bool) -> int:
     """Shared memory of one CTA; each warpgroup converts its results in a chunk of its own."""
     if config.swap:
-        return constraints.shared_bytes(config, "bf16", residual)
+        # with scales of blocks, those of rows of TURNS steps
+        scales = parts(config) * TURNS * 4 * config.block_m
+        scales *= config.block_m <= MAX_SWAPPED_COLUMNS
+        return constraints.shared_bytes(config, "bf16", residual) + scales
     stages = config.num_stages * 2 * STEP * (config.block_m + config.block_n)
     return stages + parts(config) * 8 * 1024 + 512
 

@@ -16,7 +16,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from smkern.kernels import gemm_tiles as _schedule
-from smkern.kernels.fp8.gemm_sums import ROWS, sum_by_turns, sum_wide
+from smkern.kernels.fp8.gemm_sums import (
+    ROWS,
+    scales_ahead,
+    shared_scales,
+    sum_by_turns,
+    sum_wide,
+)
 from smkern.kernels.gemm_ws import _finish, _partial
 from smkern.kernels.gemm_ws_copy import copy_warp
 
@@ -72,11 +78,10 @@ def _multiply(
     FIRST: gl.constexpr = PART * ROWS * TILE_Y
     X_ROWS: gl.constexpr = gl.SliceLayout(1, MMA)
     Y_ROWS: gl.constexpr = gl.SliceLayout(0, MMA)
-    A_ROWS: gl.constexpr = Y_ROWS if SWAP else X_ROWS
-    A_LENGTH: gl.constexpr = BLOCK_Y if SWAP else ROWS
     (
         x_bufs, y_bufs, full, empty, out_ptr, bias_ptr, residual_ptr, partials,
-        counters, a_scale, w_scale, m, n, out_stride, residual_stride, a_step, a_block_step, w_step,
+        counters, a_scale, w_scale, shared, m, n, out_stride, residual_stride, a_step, a_block_step,
+        w_step,
     ) = operands  # fmt: skip
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group = schedule
     gdc_wait()
@@ -109,8 +114,12 @@ def _multiply(
         in_fours = 0
         if BLOCKS:
             # what rows past the end are multiplied by is not stored
-            row = gl.minimum(a_first + gl.arange(0, A_LENGTH, layout=A_ROWS), m - 1)
-            a_at = a_scale + k_begin.to(gl.int64) * a_block_step + row.to(gl.int64) * a_step
+            from_here = a_scale + k_begin.to(gl.int64) * a_block_step
+            if SWAP:
+                a_at = scales_ahead(from_here, a_first, m - 1, a_step, BLOCK_Y)
+            else:
+                row = gl.minimum(a_first + gl.arange(0, ROWS, layout=X_ROWS), m - 1)
+                a_at = from_here + row.to(gl.int64) * a_step
             # past the end of w the last block's serve
             block = gl.minimum(w_first, n * 8 - 1) // BLOCK
             w_at = w_scale + block.to(gl.int64) * w_step + k_begin
@@ -127,7 +136,7 @@ def _multiply(
         else:
             total, stage, phase = sum_by_turns(
                 x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, a_block_step,
-                in_fours, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
+                in_fours, shared.index(PART), PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
             )  # fmt: skip
             if not BLOCKS:
                 total = _scaled(
@@ -190,6 +199,7 @@ def fp8_gemm_ws(
     )
     x_bufs = x_boxes._reinterpret(gl.float8e4nv, [STAGES * PARTS, ROWS, 2 * BLOCK_K], FLAT)
     y_bufs = y_boxes._reinterpret(gl.float8e4nv, [STAGES * BOXES, BOX_Y, 2 * BLOCK_K], FLAT)
+    shared = shared_scales(PARTS, BLOCK_Y, BLOCKS and SWAP)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     gdc_launch_dependents()
@@ -199,7 +209,8 @@ def fp8_gemm_ws(
     fence_async_shared()
     operands = (
         x_bufs, y_bufs, full, empty, out_ptr, bias_ptr, residual_ptr, partials,
-        counters, a_scale, w_scale, m, n, out_stride, residual_stride, a_step, a_block_step, w_step,
+        counters, a_scale, w_scale, shared, m, n, out_stride, residual_stride, a_step, a_block_step,
+        w_step,
     )  # fmt: skip
     schedule = (tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group)
     if PARTS == 2:

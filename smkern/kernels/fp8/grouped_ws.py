@@ -9,16 +9,26 @@ multiplies both by turns, otherwise they are the halves of a wide tile.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from smkern.kernels.fp8.gemm_sums import ROWS, pass_over, sum_by_turns, sum_pair, sum_wide
+from smkern.kernels.fp8.gemm_sums import (
+    ROWS,
+    pass_over,
+    scales_ahead,
+    shared_scales,
+    sum_by_turns,
+    sum_pair,
+    sum_wide,
+)
 from smkern.kernels.fp8.gemm_ws import BLOCK, _scaled
 from smkern.kernels.gemm_ws import _finish
-from smkern.kernels.grouped_ws import _copy_warp, _tile, _tile_ends
+from smkern.kernels.grouped_ws import _tile, _tile_ends
 
 HALF = gl.constexpr(64)
 """Columns of a sum of a wide tile."""
+TOLD = gl.constexpr(4)
+"""Numbers that the copying warp tells of a tile: expert, first row, the expert's end, column."""
 
 
 @gluon.jit
@@ -51,13 +61,19 @@ def _gated(
         up = _scaled(
             up, a_scale, up_scale, row0, col0, a_step, w_step, end, n, X_ROWS, Y_ROWS, SWAP
         )
-    return gate / (1.0 + gl.exp(-gate)) * up
+    # 1 / (1 + exp(-gate)) in four instructions for 13: no products run meanwhile
+    share = gl.inline_asm_elementwise(
+        "{ .reg .f32 x; mul.f32 x, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 x, x; "
+        "add.f32 x, x, 0f3F800000; rcp.approx.ftz.f32 $0, x; }",
+        "=f,f", [gate], dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+    return gate * share * up
 
 
 @gluon.jit
 def _multiply_tile(
-    a_bufs, w_bufs, full, empty, scales, results, expert, row0, end, col0, half_rows, k_iters,
-    stage, phase,
+    a_bufs, w_bufs, full, empty, shared, scales, results, expert, row0, end, col0, half_rows,
+    k_iters, stage, phase,
     PART: gl.constexpr, PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, STAGES: gl.constexpr,
     BLOCKS: gl.constexpr, GLU: gl.constexpr, SWAP: gl.constexpr, MMA: gl.constexpr,
     LAYOUT: gl.constexpr,
@@ -65,8 +81,6 @@ def _multiply_tile(
     """Multiply and store a warpgroup's part of a tile: rows from `row0`, columns from `col0`."""
     X_ROWS: gl.constexpr = gl.SliceLayout(1, MMA)
     Y_ROWS: gl.constexpr = gl.SliceLayout(0, MMA)
-    A_ROWS: gl.constexpr = Y_ROWS if SWAP else X_ROWS
-    A_LENGTH: gl.constexpr = BLOCK_Y if SWAP else ROWS
     a_scale, w_scale, a_step, a_block_step, w_step, w_expert_step = scales
     out_ptr, n, out_stride = results
     w_scale += expert.to(gl.int64) * w_expert_step
@@ -77,8 +91,11 @@ def _multiply_tile(
     in_fours = 0
     if BLOCKS:
         # rows past the expert's end are not stored
-        row = gl.minimum(row0 + gl.arange(0, A_LENGTH, layout=A_ROWS), end - 1)
-        a_at = a_scale + row.to(gl.int64) * a_step
+        if SWAP:
+            a_at = scales_ahead(a_scale, row0, end - 1, a_step, BLOCK_Y)
+        else:
+            row = gl.minimum(row0 + gl.arange(0, ROWS, layout=X_ROWS), end - 1)
+            a_at = a_scale + row.to(gl.int64) * a_step
         # past the end of an expert's weights the last block's serve
         block = gl.minimum(col0, n * 8 - 1) // BLOCK
         w_at = w_scale + block.to(gl.int64) * w_step
@@ -88,7 +105,7 @@ def _multiply_tile(
     if GLU and SWAP:
         gate, up, stage, phase = sum_pair(
             w_bufs, a_bufs, full, empty, stage, phase, k_iters, a_at, w_at, up_at, a_block_step,
-            BLOCK_Y, STAGES, BLOCKS, MMA,
+            shared, BLOCK_Y, STAGES, BLOCKS, MMA,
         )  # fmt: skip
         total = _gated(
             gate, up, a_scale, w_scale, up_scale, row0, col0, a_step, w_step, end, n, X_ROWS,
@@ -114,7 +131,7 @@ def _multiply_tile(
             a_bufs, w_bufs = w_bufs, a_bufs
         total, stage, phase = sum_by_turns(
             a_bufs, w_bufs, full, empty, stage, phase, k_iters, a_at, w_at, a_block_step, in_fours,
-            PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
+            shared, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
         )  # fmt: skip
         if not BLOCKS:
             total = _scaled(
@@ -126,50 +143,93 @@ def _multiply_tile(
 
 @gluon.jit
 def _multiply(
-    operands, scales, results, ends, offsets_ptr, rows,
+    operands, scales, results, offsets_ptr, rows, num_experts, tiles_n,
     PART: gl.constexpr, PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, BLOCKS: gl.constexpr, GLU: gl.constexpr, SWAP: gl.constexpr,
-    MMA: gl.constexpr, LAYOUT: gl.constexpr, EXPERT_LAYOUT: gl.constexpr,
+    MMA: gl.constexpr, LAYOUT: gl.constexpr, EXPERTS: gl.constexpr, EXPERT_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     BLOCK_Y: gl.constexpr = BLOCK_M if SWAP else BLOCK_N
-    a_bufs, w_bufs, full, empty, half_rows, k_iters = operands
+    a_bufs, w_bufs, full, empty, shared, told, half_rows, k_iters = operands
     gdc_wait()
-    tiles = gl.max(ends.load(EXPERT_LAYOUT), 0)
+    ends = _tile_ends(offsets_ptr, rows, num_experts, tiles_n, BLOCK_M, EXPERTS, EXPERT_LAYOUT)
+    tiles = gl.max(ends, 0)
     stage = 0
     phase = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        # read for each tile: registers are the sums'
-        expert, row0, end, tile_n = _tile(
-            tile, ends.load(EXPERT_LAYOUT), offsets_ptr, rows, BLOCK_M
-        )
-        col0 = tile_n * BLOCK_N
+    for _ in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        mbarrier.wait(full.index(stage), phase)
+        expert = _hear(told, stage, 0)
+        row0 = _hear(told, stage, 1)
+        end = _hear(told, stage, 2)
+        col0 = _hear(told, stage, 3) * BLOCK_N
+        gl.thread_barrier()  # all have heard it before one of them releases the stage
         if SWAP:
             col0 += PART * ROWS
         else:
             row0 += PART * ROWS
         if row0 < end:
             stage, phase = _multiply_tile(
-                a_bufs, w_bufs, full, empty, scales, results, expert, row0, end, col0, half_rows,
-                k_iters, stage, phase, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, GLU, SWAP, MMA, LAYOUT,
+                a_bufs, w_bufs, full, empty, shared.index(PART), scales, results, expert, row0, end,
+                col0, half_rows, k_iters, stage, phase, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, GLU,
+                SWAP, MMA, LAYOUT,
             )  # fmt: skip
         else:
             stage, phase = pass_over(full, empty, stage, phase, k_iters, STAGES)
 
 
 @gluon.jit
-def _copy(
-    operands,
+def _hear(told, stage, WHAT: gl.constexpr):
+    """One of the numbers of the tile whose first step is in a stage."""
+    ALL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.max(told.index(stage * TOLD + WHAT).load(ALL), 0)
+
+
+@gluon.jit
+def _tell(told, stage, WHAT: gl.constexpr, value):
+    ALL: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    told.index(stage * TOLD + WHAT).store(gl.full([1], 0, gl.int32, layout=ALL) + value)
+
+
+@gluon.jit
+def _copy_warp(
+    operands, told,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     GLU: gl.constexpr, EXPERTS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
+    """Copy what tiles multiply, stage by stage, and tell of each tile in its first stage: who
+    multiplies would search for it while tensor cores wait."""
+    HALVES: gl.constexpr = 2 if GLU else 1
+    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + HALVES * BLOCK_N)
     (
         a_desc, w_desc, a_boxes, w_boxes, full, empty, offsets_ptr, rows, num_experts, expert_rows,
         half_rows, tiles_n, k_iters,
     ) = operands  # fmt: skip
-    _copy_warp(
-        a_desc, w_desc, a_boxes, w_boxes, full, empty, offsets_ptr, rows, num_experts, expert_rows,
-        half_rows, tiles_n, k_iters, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GLU, EXPERTS, LAYOUT,
-    )  # fmt: skip
+    gdc_wait()
+    ends = _tile_ends(offsets_ptr, rows, num_experts, tiles_n, BLOCK_M, EXPERTS, LAYOUT)
+    stage = 0
+    phase = 1
+    for tile in range(gl.program_id(0), gl.max(ends, 0), gl.num_programs(0)):
+        expert, row, end, tile_n = _tile(tile, ends, offsets_ptr, rows, BLOCK_M)
+        weight = expert * expert_rows + tile_n * BLOCK_N
+        for k in range(k_iters):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            if k == 0:
+                _tell(told, stage, 0, expert)
+                _tell(told, stage, 1, row)
+                _tell(told, stage, 2, end)
+                _tell(told, stage, 3, tile_n)
+                gl.thread_barrier()
+            mbarrier.expect(bar, BYTES)
+            for half in gl.static_range(HALVES):
+                tma.async_copy_global_to_shared(
+                    w_desc, [weight + half * half_rows, k * BLOCK_K], bar,
+                    w_boxes.index(stage * HALVES + half),
+                )  # fmt: skip
+            tma.async_copy_global_to_shared(a_desc, [row, k * BLOCK_K], bar, a_boxes.index(stage))
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
 
 
 @gluon.jit
@@ -203,16 +263,16 @@ def fp8_grouped_ws(
     )
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ends = gl.allocate_shared_memory(gl.int32, [EXPERTS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    shared = shared_scales(PARTS, BLOCK_M, BLOCKS and SWAP)
+    told = gl.allocate_shared_memory(
+        gl.int32, [STAGES * TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     gdc_launch_dependents()
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=PARTS)
     fence_async_shared()
-    gdc_wait()
-    ends.store(_tile_ends(offsets_ptr, rows, num_experts, tiles_n, BLOCK_M, EXPERTS, EXPERT_LAYOUT))
-    gl.thread_barrier()
-    operands = (a_bufs, w_bufs, full, empty, half_rows, k_iters)
+    operands = (a_bufs, w_bufs, full, empty, shared, told, half_rows, k_iters)
     results = (out_ptr, n, out_stride)
     scales = (a_scale, w_scale, a_step, a_block_step, w_step, w_expert_step)
     FIRST_PART: gl.constexpr = 0
@@ -227,20 +287,22 @@ def fp8_grouped_ws(
                 (
                     _multiply,
                     (
-                        operands, scales, results, ends, offsets_ptr, rows, FIRST_PART, PARTS,
-                        BLOCK_M, BLOCK_N, STAGES, BLOCKS, GLU, SWAP, MMA, LAYOUT, EXPERT_LAYOUT,
+                        operands, scales, results, offsets_ptr, rows, num_experts, tiles_n,
+                        FIRST_PART, PARTS, BLOCK_M, BLOCK_N, STAGES, BLOCKS, GLU, SWAP, MMA, LAYOUT,
+                        EXPERTS, EXPERT_LAYOUT,
                     ),
                 ),
                 (
                     _multiply,
                     (
-                        operands, scales, results, ends, offsets_ptr, rows, SECOND_PART, PARTS,
-                        BLOCK_M, BLOCK_N, STAGES, BLOCKS, GLU, SWAP, MMA, LAYOUT, EXPERT_LAYOUT,
+                        operands, scales, results, offsets_ptr, rows, num_experts, tiles_n,
+                        SECOND_PART, PARTS, BLOCK_M, BLOCK_N, STAGES, BLOCKS, GLU, SWAP, MMA,
+                        LAYOUT, EXPERTS, EXPERT_LAYOUT,
                     ),
                 ),
                 (
-                    _copy,
-                    (copies, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GLU, EXPERTS, COPY_LAYOUT),
+                    _copy_warp,
+                    (copies, told, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GLU, EXPERTS, COPY_LAYOUT),
                 ),
             ],
             [4, 1],
@@ -252,13 +314,14 @@ def fp8_grouped_ws(
                 (
                     _multiply,
                     (
-                        operands, scales, results, ends, offsets_ptr, rows, FIRST_PART, PARTS,
-                        BLOCK_M, BLOCK_N, STAGES, BLOCKS, GLU, SWAP, MMA, LAYOUT, EXPERT_LAYOUT,
+                        operands, scales, results, offsets_ptr, rows, num_experts, tiles_n,
+                        FIRST_PART, PARTS, BLOCK_M, BLOCK_N, STAGES, BLOCKS, GLU, SWAP, MMA, LAYOUT,
+                        EXPERTS, EXPERT_LAYOUT,
                     ),
                 ),
                 (
-                    _copy,
-                    (copies, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GLU, EXPERTS, COPY_LAYOUT),
+                    _copy_warp,
+                    (copies, told, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GLU, EXPERTS, COPY_LAYOUT),
                 ),
             ],
             [1],
