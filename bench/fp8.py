@@ -172,13 +172,15 @@ class Fp8Bench(Bench[AnyCase]):
 
     def peers(self, case: AnyCase, place: Place) -> Iterator[Provider]:
         for name in self.names:
+            if not serves(name, case):
+                continue
+            provider = self._provider(name, case, place)
             if name != DEEPGEMM:
-                yield self._provider(name, case, place)
-            elif case.kind == "block":
-                for size in deepgemm.sizes(place.num_sms):
-                    call = partial(CALLS[case.op][name], self.ops, size)
-                    about = {"layout": f"num_sms={size}"}
-                    yield replace(self._provider(name, case, place), make=call, about=about)
+                yield provider
+                continue
+            for size in deepgemm.sizes(place.num_sms):
+                call = partial(CALLS[case.op][name], self.ops, size)
+                yield replace(provider, make=call, about={"layout": f"num_sms={size}"})
 
     def _provider(self, name: str, case: AnyCase, place: Place) -> Provider:
         call = partial(CALLS[case.op][name], self.ops)
@@ -192,6 +194,13 @@ class Fp8Bench(Bench[AnyCase]):
         off = float((self.ops.out.double() - wanted).norm() / wanted.norm())
         self.errors[provider.name] = float(f"{off:.4g}")
         return wrong_result(off, TOLERANCE[provider.name])
+
+
+def serves(peer: str, case: AnyCase) -> bool:
+    """Whether a peer takes a case's scales: DeepGEMM those of blocks, torch's experts of rows."""
+    if peer == "torch":
+        return case.op == "gemm" or case.kind == "row"
+    return peer != DEEPGEMM or case.kind == "block"
 
 
 def operands_of(case: AnyCase) -> Operands | GroupedOperands:

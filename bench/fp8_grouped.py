@@ -16,7 +16,7 @@ from smkern.ops.reference.fp8 import dequantize, quantize
 from smkern.ops.reference.moe import grouped_gemm
 
 Kind = Literal["row", "block"]
-KINDS: dict[Kind, tuple[str, str]] = {"row": ("token", "token"), "block": ("block", "weight_block")}
+KINDS: dict[Kind, tuple[str, str]] = {"block": ("block", "weight_block"), "row": ("token", "token")}
 EXPERTS, TOP_K = 128, 8
 SHAPES = {"gate-up": (768, 2048, True), "down": (2048, 768, False)}
 """(n, k, swiglu) of Qwen3-30B-A3B's experts."""
