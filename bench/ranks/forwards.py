@@ -20,14 +20,17 @@ from smkern.measure.timing import Timing
 from smkern.models.copied_sums import cut_of
 from smkern.models.fused_sums import fuse_sums
 
-BATCH, TOKENS, LAYERS = 64, 4096, 4
+BATCH, TOKENS = 64, 4096
+LAYERS = 4
+"""Layers that have weights. A step is of these; a prompt goes through them by turns, as many as the
+model has: in a shorter one a chip still has the clock that what ran before left it."""
 DECODE_SMS, PREFILL_SMS = (24, 32, 132), (100, 116, 132)
 BUDGETS = tuple(sorted({*DECODE_SMS, *PREFILL_SMS}))
 MODELS = ("qwen3-32b", "qwen3-8b")
 
 
 def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
-    """A model's steps and prompts, of a few layers at their width."""
+    """A model's steps of a few layers at their width, and its prompts."""
     plan = ModelPlan(name, (BATCH,), TOKENS)
     config = plan.config.replace(num_layers=LAYERS)
     tp = group.tp
@@ -52,17 +55,18 @@ def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
         ("smkern", 1, whole, nccl), ("smkern", tp.size, part_model, ours),
         ("nccl", tp.size, part_model, nccl),
     ]  # fmt: skip
-    about = {"model": name, "layers": LAYERS}
     with torch.inference_mode():
         for num_sms in DECODE_SMS:
             place = group.place(num_sms)
-            case = {**about, "batch": BATCH, "context": CONTEXT}
+            case = {"model": name, "layers": LAYERS, "batch": BATCH, "context": CONTEXT}
             for (provider, ranks, *_), timing in zip(who, _steps(group, who, place), strict=True):
                 yield cell(ranks, DECODE, case, place, provider, timing)
         for num_sms in PREFILL_SMS:
             place = group.place(num_sms)
-            case = {**about, "batch": 1, "tokens": TOKENS}
-            for (provider, ranks, *_), timing in zip(who, _prompts(group, who, place), strict=True):
+            layers = plan.config.num_layers
+            case = {"model": name, "layers": layers, "batch": 1, "tokens": TOKENS}
+            timings = _prompts(group, who, place, layers)
+            for (provider, ranks, *_), timing in zip(who, timings, strict=True):
                 yield cell(ranks, PREFILL, case, place, provider, timing)
     group.wait()
     for lane in ours:
@@ -92,9 +96,9 @@ def _steps(
 
 
 def _prompts(
-    group: RankGroup, who: list[tuple[str, int, Model, Lanes]], place: Place
+    group: RankGroup, who: list[tuple[str, int, Model, Lanes]], place: Place, layers: int
 ) -> list[Timing]:
-    """Prompts, launched kernel by kernel as they are served."""
+    """Prompts through so many layers, launched kernel by kernel as they are served."""
     runs: dict[str, Callable[[], None]] = {}
     for provider, ranks, model, lanes in who:
         with torch.cuda.stream(place.stream):
@@ -102,7 +106,10 @@ def _prompts(
 
         def once(model: Model = model, step: Any = step, lanes: Lanes = lanes) -> None:
             with group.using(lanes):
-                model.decoder.forward(step)
+                model.decoder.embed(step)
+                for index in range(layers):
+                    model.decoder.layer(index % LAYERS, step)
+                model.decoder.head(step)
 
         runs[f"{provider} {ranks}"] = once
-    return list(group.time(runs, place, rounds=5).values())
+    return list(group.time(runs, place, rounds=3).values())
