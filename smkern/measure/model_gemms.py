@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from smkern.device import Budget
@@ -43,3 +46,12 @@ def gemm_times(
         return qkv + o + sum(mlp), head
 
     return GemmTimes.of([*range(8, total - 6, 2), total] if sms is None else list(sms), us)
+
+
+@contextmanager
+def times_beside(
+    config: ModelConfig, profile: Profile, sms: Iterable[int] | None = None
+) -> Iterator[Callable[[], GemmTimes | None]]:
+    """`gemm_times` in a process of its own, beside what goes on; yields what waits for it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool.submit(gemm_times, config, profile, sms).result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,22 +142,23 @@ def _measure(
 ) -> None:
     import torch
 
-    from smkern.measure.model_gemms import gemm_times
+    from smkern.measure.model_gemms import times_beside
     from smkern.measure.profiler import Profiler, compile_cells
     from smkern.measure.sm_clock import clock_on
     from smkern.profile import load_profile
 
     cells = plan(room_of(launches, launches.pool_tokens), seed=meta["seed"])
-    count = compile_cells(
-        launches.config, cells, launches.max_running, _budgets(splits, launches.device.num_sms)
-    )
     profiler = Profiler(launches, file, clock_on(torch.device("cuda")))
-    profiler.warm(cells)
-    click.echo(f"warm after {time.monotonic() - began:.0f} s: {count} GEMMs compiled", err=True)
-    if warm_only:
-        return
-    found = begin_or_resume(file, meta, lambda: gemm_times(launches.config, load_profile()))
-    done = {line.cell for line in found}
+    budgets = _budgets(splits, launches.device.num_sms)
+    begins = not warm_only and not file.load()[0]
+    beside = times_beside(launches.config, load_profile()) if begins else nullcontext(lambda: None)
+    with beside as gemms:
+        count = compile_cells(launches.config, cells, launches.max_running, budgets)
+        profiler.warm(cells)
+        click.echo(f"warm after {time.monotonic() - began:.0f} s: {count} GEMMs compiled", err=True)
+        if warm_only:
+            return
+        done = {line.cell for line in begin_or_resume(file, meta, gemms)}
     with _progress(len(cells), 60 * minutes) as told:
         timed = profiler.run(cells, 60 * minutes, done=done, told=told)
     for name, why in profiler.skipped.items():
