@@ -71,6 +71,24 @@ def test_ranks_compute_what_one_does(family: str):
     assert_rounded_alike(found[0], logits())
 
 
+@pytest.mark.parametrize("kind", ["fp8-block", "fp8-channel", "fp8-tensor"])
+def test_layers_in_two_pieces_of_rows(kind: str):
+    """Values and scales are cut alike."""
+    given = hf_config("qwen3", **SIZES, num_hidden_layers=2)
+    config = ModelConfig.from_hf(given).replace(dtype=torch.float32)
+    quantized = config.replace(quantization=Quantization(kind))  # type: ignore[arg-type]
+    texts = prompts((5, 2, 9), 200)
+
+    def logits(tp: TensorParallel) -> Tensor:
+        weights = Weights.random(config, 3, shard=tp.shard, dtype=kind)  # type: ignore[arg-type]
+        return Session.make(Decoder(quantized, weights, tp=tp), len(texts)).logits(texts)
+
+    whole, _, _ = on_ranks(2, logits)
+    cut, _, sums = on_ranks(2, logits, cuts=11)
+    assert ("send", 11) in sums.log
+    assert_rounded_alike(cut[0], whole[0])
+
+
 def test_a_part_is_made_of_whole_blocks():
     config = preset("qwen3-8b").replace(num_layers=1, vocab_size=64)
     part = Weights.empty(
