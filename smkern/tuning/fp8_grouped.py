@@ -67,7 +67,7 @@ class ScaledGroupedProblem:
 
 _STEP = fp8.STEP
 _GATED = (
-    GroupedConfig("ws", 16, 64, _STEP, 4, 6, True, 2),
+    GroupedConfig("ws", 16, 64, _STEP, 4, 4, True, 3),
     GroupedConfig("ws", 32, 64, _STEP, 4, 5, True, 2),
     GroupedConfig("ws", 128, 128, _STEP, 8, 4),
 )
