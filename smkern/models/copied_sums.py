@@ -58,8 +58,12 @@ class CopiedSums(PeerSums):
             self.close()
             raise
 
+    def all_reduce(self, x: Tensor) -> None:
+        self._sent.clear()  # a layer that raised has sent them
+        super().all_reduce(x)
+
     def pieces(self, num_rows: int, num_sms: int | None = None) -> Sequence[slice]:
-        self._sent.clear()  # of a layer that raised
+        self._sent.clear()
         self._is_cut = (
             LEAST_ROWS <= num_rows <= MOST_ROWS and not torch.cuda.is_current_stream_capturing()
         )
