@@ -20,6 +20,7 @@ BLOCK_K = 128
 FEW, SOME = 16, 32
 """Rows of an expert in the mean up to which a tile is no higher."""
 MANY_EXPERTS = 256
+"""Up to so many the copying warp keeps where tiles end in as few registers as in the GEMM."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

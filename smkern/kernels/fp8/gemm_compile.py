@@ -170,7 +170,7 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
         "MMA": gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32]
         ),
-        "LAYOUT": _store_layout(gl, columns, variant.swap),
+        "LAYOUT": store_layout(gl, columns, variant.swap),
         "FLAT": gl.NVMMASharedLayout.get_default_for([64, 2 * fp8.STEP], gl.float8e4nv),
         "REGS": fp8.multiply_registers(config),
         "COPY_REGS": fp8.COPY_REGISTERS,
@@ -188,7 +188,7 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
     return artifact_of(kernel, str(variant), variant.capability, UNIT)
 
 
-def _store_layout(gl: Any, columns: int, swap: bool) -> Any:
+def store_layout(gl: Any, columns: int, swap: bool) -> Any:
     """16 bytes per thread of 64 rows by `columns`, contiguous along the output's rows."""
     if swap:
         return gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])

@@ -15,7 +15,7 @@ from smkern.kernels.aot import (
 )
 from smkern.kernels.compile import Artifact, artifact_of
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
-from smkern.kernels.fp8.gemm_compile import PAIRS, UNIT, _store_layout
+from smkern.kernels.fp8.gemm_compile import PAIRS, UNIT, store_layout
 from smkern.tuning import fp8
 from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.fp8_grouped import (
@@ -139,7 +139,7 @@ def _compile_ws(variant: ScaledGroupedVariant) -> Artifact:
         "MMA": gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32]
         ),
-        "LAYOUT": _store_layout(gl, columns, config.swap),
+        "LAYOUT": store_layout(gl, columns, config.swap),
         "FLAT": gl.NVMMASharedLayout.get_default_for([64, 2 * fp8.STEP], gl.float8e4nv),
         "REGS": fp8.multiply_registers(config, copying),
         "COPY_REGS": copying,
