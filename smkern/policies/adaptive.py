@@ -228,7 +228,7 @@ class Adaptive(BasePolicy):
             if gone_us:
                 aim_us = self._aim_us("mixed") - gone_us
                 chunk, us = self._size.largest(snapshot, prices, batch, chunk, aim_us)
-                if us > aim_us:
+                if us > self._limit_us - gone_us:
                     return self._alone(snapshot, "decode alone: a chunk would be late")
             ids = ids_of(taken(batch, chunk))
             return Decision(prefill=ids, chunk_tokens=chunk, steps=2, reason=why)
@@ -285,7 +285,9 @@ class Adaptive(BasePolicy):
         most = snapshot.max_tokens
         tokens, us = self._size.largest(snapshot, prices, batch, most, aim_us)
         useful = sum(request.tokens for request in batch)
-        late = snapshot.batch if us > aim_us else 0
+        # The least chunk may take all of the limit: many rows alone pass the aim, and then nothing
+        # would begin until some of them end.
+        late = snapshot.batch if us > self._limit_us else 0
         if not self.lateness.allows(late, snapshot.batch):
             return None
         rate = min(useful, tokens) / us

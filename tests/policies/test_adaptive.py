@@ -103,6 +103,17 @@ def test_nothing_begins_where_every_way_would_be_late() -> None:
     assert decision.reason.startswith("decode alone")
 
 
+def test_the_least_chunk_may_take_the_whole_limit() -> None:
+    # 8 ms of decode and 54 tokens, 9.35 ms in all, are above the aim, 9.03, and within the limit.
+    policy = adaptive(9.5, modes=("mixed",))
+    decision = policy.decide(NOW)
+    assert (decision.prefill, decision.chunk_tokens) == ((0,), 54)
+    late(policy, 100)
+    assert policy.decide(NOW).prefill == (0,)
+    waited = replace(NOW, token_age_us=300.0)
+    assert policy.decide(waited).reason == "decode alone: a chunk would be late"
+
+
 def test_a_request_waits_where_its_tokens_could_not_be_drawn_in_time() -> None:
     class Rows(Shares):
         def alone_us(self, size: Size, num_sms: int) -> float:
