@@ -48,7 +48,7 @@ def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
     group.wait()
     whole, part_model = Model(plan, config=config), Model(plan, config=config, tp=tp)
     nccl = group.nccl
-    assert fuse_sums(part_model.decoder)
+    assert fuse_sums(part_model.decoder, copies=True)
     ours = tp.decode, tp.prefill
     tp.decode, tp.prefill = nccl
     who: list[tuple[str, int, Model, Lanes]] = [

@@ -59,7 +59,7 @@ def _part(layers: int, sums: str, timeout_s: float) -> tuple[Decoder, KvPool]:
     weights = Weights.random(config, 0, device, tp.shard)
     decoder = Decoder(config, weights, tp=tp, max_position=MAX_CONTEXT, batch_invariant=True)
     if sums != "nccl":
-        assert fuse_sums(decoder)
+        assert fuse_sums(decoder, copies=sums == "copied")
     if sums == "copied":
         copied_sums.LEAST_ROWS = LEAST_CUT
     part = decoder.config
@@ -116,7 +116,6 @@ def walk(launches: int, free: float, seed: int, limit_s: float) -> dict[str, Any
     device = torch.device("cuda", torch.cuda.current_device())
     decoder = Decoder(SMALL, Weights.random(SMALL, 0, device, tp.shard), tp=tp)
     assert fuse_sums(decoder)
-    copied_sums.LEAST_ROWS = LEAST_CUT
     part = decoder.config
     sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, 16, part.dtype)
     pool = (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device=device)
