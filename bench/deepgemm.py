@@ -14,7 +14,7 @@ from torch import Tensor
 from smkern.measure.timing import Call
 
 if TYPE_CHECKING:
-    from smkern.bench.fp8 import Operands
+    from smkern.bench.fp8 import GemmOperands
     from smkern.bench.fp8_grouped import GroupedOperands
 
 ROWS = 128
@@ -37,7 +37,7 @@ def _prepared(a_scale: Tensor) -> tuple[Any, Tensor]:
     return import_module("deep_gemm"), layout.get_mn_major_tma_aligned_tensor(a_scale)
 
 
-def gemm_call(ops: Operands, num_sms: int) -> Call:
+def gemm_call(ops: GemmOperands, num_sms: int) -> Call:
     """`fp8_gemm_nt` on so many SMs; scales lie as it wants them before."""
     (a, a_scale), q, out = ops.a, ops.q, ops.out
     deep_gemm, scale = _prepared(a_scale)

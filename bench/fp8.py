@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smkern.bench import deepgemm, fp8_grouped
 from smkern.bench.cases import Sizes, case_options
-from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands
+from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands, Operands
 from smkern.bench.fp8_rows import summarize
 from smkern.bench.frame import Bench, GroupSuite, Provider, wrong_result
 from smkern.bench.peers import DEEPGEMM, deepgemm_with
@@ -79,20 +79,11 @@ SIZES = Sizes(EVERY, tuple(c for c in CASES if c.shape == "qkv" and c.m >= 64), 
 
 
 @dataclass(slots=True)
-class Operands:
-    """Inputs in bf16 and e4m3; weights in as many sets as L2 does not hold."""
+class GemmOperands(Operands):
+    """Those of one product."""
 
     case: Fp8Case
     device: str = "cuda"
-    x: Tensor = field(init=False)
-    w: list[Tensor] = field(init=False)
-    a: tuple[Tensor, Tensor] = field(init=False)
-    q: list[tuple[Tensor, Tensor]] = field(init=False)
-    out: Tensor = field(init=False)
-    wanted: Tensor = field(init=False)
-    """Of the quantized operands, fp64."""
-    exact: Tensor = field(init=False)
-    """Of those that bf16 multiplies, fp64."""
 
     def __post_init__(self) -> None:
         case, (a_kind, w_kind) = self.case, KINDS[self.case.kind]
@@ -110,7 +101,7 @@ class Operands:
         self.exact = self.x.double() @ self.w[0].double().T
 
 
-def our_call(ops: Operands) -> Call:
+def our_call(ops: GemmOperands) -> Call:
     """The public operator on the current stream's budget."""
     import smkern
 
@@ -123,7 +114,7 @@ def our_call(ops: Operands) -> Call:
     return call
 
 
-def bf16_call(ops: Operands) -> Call:
+def bf16_call(ops: GemmOperands) -> Call:
     """What the e4m3 kernels are to beat: the same product in bf16."""
     import smkern
 
@@ -131,7 +122,7 @@ def bf16_call(ops: Operands) -> Call:
     return lambda i: smkern.gemm(x, w[i % len(w)], out=out, static_weights=True)
 
 
-def torch_call(ops: Operands) -> Call:
+def torch_call(ops: GemmOperands) -> Call:
     """`torch._scaled_mm`, which is cuBLAS or CUTLASS."""
     (a, a_scale), q, out = ops.a, ops.q, ops.out
     if ops.case.kind == "row":
@@ -161,7 +152,7 @@ CALLS: dict[str, dict[str, Callable[..., Call]]] = {
 class Fp8Bench(Bench[AnyCase]):
     """smkern in e4m3, in bf16, and torch on one case."""
 
-    ops: Operands | GroupedOperands
+    ops: GemmOperands | GroupedOperands
     names: Collection[str] = PEERS
     budget_us: float = 60_000.0
     errors: dict[str, float] = field(default_factory=dict)
@@ -203,9 +194,9 @@ def serves(peer: str, case: AnyCase) -> bool:
     return peer != DEEPGEMM or case.kind == "block"
 
 
-def operands_of(case: AnyCase) -> Operands | GroupedOperands:
+def operands_of(case: AnyCase) -> GemmOperands | GroupedOperands:
     """Inputs of a case."""
-    return GroupedOperands(case) if isinstance(case, GroupedCase) else Operands(case)
+    return GroupedOperands(case) if isinstance(case, GroupedCase) else GemmOperands(case)
 
 
 @suite_command(

@@ -83,12 +83,9 @@ CASES = tuple(
 
 
 @dataclass(slots=True)
-class GroupedOperands:
+class Operands:
     """Inputs in bf16 and e4m3; weights in as many sets as L2 does not hold."""
 
-    case: GroupedCase
-    device: str = "cuda"
-    offsets: Tensor = field(init=False)
     x: Tensor = field(init=False)
     w: list[Tensor] = field(init=False)
     a: tuple[Tensor, Tensor] = field(init=False)
@@ -98,6 +95,15 @@ class GroupedOperands:
     """Of the quantized operands, fp64."""
     exact: Tensor = field(init=False)
     """Of those that bf16 multiplies, fp64."""
+
+
+@dataclass(slots=True)
+class GroupedOperands(Operands):
+    """Those of experts."""
+
+    case: GroupedCase
+    device: str = "cuda"
+    offsets: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         case, (a_kind, w_kind) = self.case, KINDS[self.case.kind]

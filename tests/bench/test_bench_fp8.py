@@ -11,7 +11,7 @@ import pytest
 
 from smkern.bench import fp8, peers
 from smkern.bench.cases import Sizes
-from smkern.bench.fp8 import CASES, EVERY, Fp8Bench, Fp8Case, Operands
+from smkern.bench.fp8 import CASES, EVERY, Fp8Bench, Fp8Case, GemmOperands
 from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands
 from smkern.bench.fp8_rows import summarize
 from smkern.bench.tables.fp8 import times_table
@@ -54,7 +54,7 @@ def test_cases():
 def on_cpu(virtual_gpu, monkeypatch):
     monkeypatch.setattr(fp8, "SIZES", Sizes(TINY, TINY, (16,), (16,)))
     monkeypatch.setattr(fp8, "sets_for", lambda *_, **__: 2)
-    monkeypatch.setattr(fp8, "Operands", partial(Operands, device="cpu"))
+    monkeypatch.setattr(fp8, "GemmOperands", partial(GemmOperands, device="cpu"))
     monkeypatch.setattr(fp8, "GroupedOperands", partial(GroupedOperands, device="cpu"))
     for calls in fp8.CALLS.values():
         for name, us in (("smkern", 100.0), ("bf16", 180.0)):
@@ -79,7 +79,7 @@ def test_the_suite_measures_and_writes(on_cpu, tmp_path):
 
 def test_a_wrong_result_is_no_time(cuda, monkeypatch):
     monkeypatch.setattr(fp8, "sets_for", lambda *_, **__: 2)
-    bench = Fp8Bench(Operands(TINY[0], device="cpu"))
+    bench = Fp8Bench(GemmOperands(TINY[0], device="cpu"))
     (ours,) = bench.ours(TINY[0], FakePartitions(cuda).at(16))
     bench.reset(TINY[0])
     assert "wrong result" in bench.complaint(TINY[0], ours, None)
