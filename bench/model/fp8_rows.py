@@ -21,14 +21,14 @@ BATCH, MANY_SMS = 64, 84
 
 
 def is_fp8(cell: Cell) -> bool:
-    return _variant(cell) is not None
+    return bool(_parted(cell)[1])
 
 
 def decode_rows(cells: Sequence[Cell]) -> dict[str, Row]:
     """By what is in fp8 and the partition: the worst step of `BATCH` rows over bf16's."""
     groups: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
-        variant = _variant(cell)
+        _, variant = _parted(cell)
         if variant and cell["case"]["batch"] == BATCH:
             groups.setdefault((variant, cell["num_sms"]), []).append(cell)
     plain = _plain(cells)
@@ -48,7 +48,7 @@ def prefill_rows(cells: Sequence[Cell]) -> dict[str, Row]:
     """By what is in fp8: the least times bf16's rate."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        variant = _variant(cell)
+        _, variant = _parted(cell)
         if variant and cell["num_sms"] >= MANY_SMS:
             groups.setdefault(variant, []).append(cell)
     plain = _plain(cells)
@@ -63,10 +63,10 @@ def prefill_rows(cells: Sequence[Cell]) -> dict[str, Row]:
     }
 
 
-def _variant(cell: Cell) -> str | None:
-    """What a model has in fp8, by its name: "fp8", "fp8-tensor", "fp8+fp8-kv"; None: nothing."""
-    found = re.search(r"[-+](fp8.*)", cell["case"]["model"])
-    return None if found is None else found[1]
+def _parted(cell: Cell) -> tuple[str, str]:
+    """A model's bf16 name, and what it has in fp8: "fp8", "fp8-tensor", "fp8+fp8-kv" or nothing."""
+    base, *variant = re.split(r"[-+](?=fp8)", cell["case"]["model"], maxsplit=1)
+    return base, "".join(variant)
 
 
 def _plain(cells: Sequence[Cell]) -> dict[tuple[Any, ...], Cell]:
@@ -81,8 +81,7 @@ def _over(plain: dict[tuple[Any, ...], Cell], cell: Cell) -> float | None:
 def _problem(cell: Cell) -> tuple[Any, ...]:
     """What a cell has in common with its bf16 one."""
     case = cell["case"]
-    base = re.split(r"[-+]fp8", case["model"])[0]
-    return base, case["batch"], case.get("tokens"), cell["num_sms"]
+    return _parted(cell)[0], case["batch"], case.get("tokens"), cell["num_sms"]
 
 
 def _name(cell: Cell) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Collective(Protocol):
 
     def pieces(self, num_rows: int, num_sms: int | None = None) -> Sequence[slice]:
         """Rows of a layer that are to be computed by themselves: one's sum may be on its way beside
-        the next one's products. None: all at once."""
+        the next one's products. Empty: all at once."""
         return ()
 
     def send(self, x: Tensor) -> None:

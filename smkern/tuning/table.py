@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -152,10 +153,7 @@ class Table:
         that for 256 could. `served` says whether a kernel that needs an
         extra may run; the best of the others does where not.
         """
-
-        def runs(_: GemmProblem, config: GemmConfig) -> bool:
-            return served(problem, config)  # a plain cell's kernel is another without its epilogue
-
+        runs = partial(served, problem)  # a plain cell's kernel is another without its epilogue
         found = self._lookup(problem, budget, allow_cublaslt, capability, runs)
         if found is None and problem.epilogue != Epilogue():
             plain = replace(problem, epilogue=Epilogue())
@@ -170,7 +168,7 @@ class Table:
         budget: Budget,
         allow_cublaslt: bool,
         capability: Capability,
-        served: Served,
+        runs: Callable[[GemmConfig], bool],
     ) -> GemmConfig | None:
         key = CellKey.of(problem, budget)
         rows = self._rows.get(_without_m(key))
@@ -184,7 +182,7 @@ class Table:
         if cell.config.kernel == "cublaslt" and problem.m != tuned_m:
             own = True
         if cell.config.kernel in OPTIONAL:
-            own = problem.batch_invariant or not served(problem, cell.config)
+            own = problem.batch_invariant or not runs(cell.config)
         config = cell.own if own else cell.config
         if problem.batch_invariant and (config.split != 1 or config.kernel not in INVARIANT):
             return None
