@@ -10,7 +10,7 @@ READY = $(VENV)/.ready
 CHILDREN = autotune bench examples
 SOURCES = smkern $(CHILDREN) tests setup.py
 
-.PHONY: demo test test-quick test-gpu test-cute fuzz bench bench-cpu lint types format readme clean help
+.PHONY: demo test test-quick test-gpu test-cute fuzz bench lint types format readme clean help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -50,9 +50,6 @@ bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes h
 	$(RUN) -m smkern bench host
 	$(RUN) -m smkern bench server
 	$(RUN) -m smkern bench plot
-
-bench-cpu: $(READY) ## time what the host does: dispatch, table look-up, cost model
-	$(PYTEST) bench/micro
 
 lint: $(READY) types ## ruff and mypy
 	$(RUN) -m ruff check $(SOURCES)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import smkern
-from smkern.bench.micro.fake_layer import FakeLayer, without_driver
 from smkern.errors import SmkernError
 from tests.fuzz import operators, paged
 from tests.fuzz.conftest import Cases
 from tests.fuzz.hostile import changed
+from tests.ops.fake_layer import FakeLayer, without_driver
 
 MAKERS = {
     "gemm": operators.gemm,

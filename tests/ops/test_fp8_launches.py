@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from smkern.bench.micro.fake_layer import Launched, without_driver
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.compile import Artifact
 from smkern.kernels.fp8 import gated_launch, gemm_compile, grouped_launch, rows_launch
@@ -39,6 +38,7 @@ from smkern.tuning import fp8, fp8_grouped, fp8_rows
 from smkern.tuning.config import Budget
 from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_grouped import ScaledGroupedProblem
+from tests.ops.fake_layer import Launched, without_driver
 
 E4M3 = torch.float8_e4m3fn
 H200 = load_profile("h200")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from smkern.bench.micro.fake_layer import FakeLayer, Launched, without_driver
 from smkern.ops.bounded_cache import model_rows
+from tests.ops.fake_layer import FakeLayer, Launched, without_driver
 
 pytestmark = pytest.mark.slow
 
