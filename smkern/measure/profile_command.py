@@ -17,7 +17,6 @@ from smkern.latency.stamp import kernels_hash
 from smkern.measure.profile_plan import Room, all_rungs, plan
 
 if TYPE_CHECKING:
-    from smkern.latency.gemm_times import GemmTimes
     from smkern.measure.launches import ModelLaunches
     from smkern.measure.profiler import BudgetOf
     from smkern.models import ModelConfig
@@ -120,15 +119,16 @@ def command(
     config = preset(model)
     path = out or Path(f"{model}.profile.jsonl")
     file = ProfileFile(path)
-    if path.exists() and not resume:
+    there = path.exists() and path.stat().st_size > 0
+    if there and not resume:
         raise click.UsageError(f"{path} is there: pass --resume to go on with it, or delete it")
     began = time.monotonic()
     wanted = plan(Room(_device_sms()), seed=seed)
     meta = provenance(model, config, seed)
-    if path.exists():
-        file.resume(meta)  # of another GPU or model: refused before minutes of compiling
+    # of another GPU or model: refused before minutes of compiling
+    known = file.resume(meta) if there else None
     with open_launches(config, all_rungs(wanted)) as (launches, splits):
-        _measure(launches, splits, file, meta, began, gpu_minutes, warm_only)
+        _measure(launches, splits, file, meta, known, began, gpu_minutes, warm_only)
 
 
 def _measure(
@@ -136,6 +136,7 @@ def _measure(
     splits: Ladder,
     file: ProfileFile,
     meta: dict[str, Any],
+    known: list[Measured] | None,
     began: float,
     minutes: float,
     warm_only: bool,
@@ -150,7 +151,7 @@ def _measure(
     cells = plan(room_of(launches, launches.pool_tokens), seed=meta["seed"])
     profiler = Profiler(launches, file, clock_on(torch.device("cuda")))
     budgets = _budgets(splits, launches.device.num_sms)
-    begins = not warm_only and not file.load()[0]
+    begins = known is None and not warm_only
     beside = times_beside(launches.config, load_profile()) if begins else nullcontext(lambda: None)
     with beside as gemms:
         count = compile_cells(launches.config, cells, launches.max_running, budgets)
@@ -158,29 +159,17 @@ def _measure(
         click.echo(f"warm after {time.monotonic() - began:.0f} s: {count} GEMMs compiled", err=True)
         if warm_only:
             return
-        done = {line.cell for line in begin_or_resume(file, meta, gemms)}
+        if begins:
+            # a latency table takes these: tables that are tuned later were not profiled
+            times = gemms()
+            file.begin(meta | {"gemms": times and times.to_json()})
+    done = {line.cell for line in known or ()}
     with _progress(len(cells), 60 * minutes) as told:
         timed = profiler.run(cells, 60 * minutes, done=done, told=told)
     for name, why in profiler.skipped.items():
         click.echo(f"skipped {name:.80}: {why}", err=True)
     click.echo(f"{timed} of {len(cells)} cells in {file.path}, {time.monotonic() - began:.0f} s")
     click.echo(errors_of(file.path))
-
-
-def begin_or_resume(
-    file: ProfileFile, meta: dict[str, Any], gemms: Callable[[], GemmTimes | None]
-) -> list[Measured]:
-    """What a profile has; a new one notes the times of GEMMs by the tuned tables as they are now.
-
-    Tables that are tuned later were not profiled: a latency table takes what is noted here.
-
-    Raises:
-        TableError: the file is of another GPU, model or kernels.
-    """
-    if file.load()[0]:
-        return file.resume(meta)
-    times = gemms()
-    return file.resume(meta | {"gemms": times and times.to_json()})
 
 
 def errors_of(path: Path) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +28,7 @@ from smkern.latency.stamp import kernels_hash
 from smkern.measure import profiler
 from smkern.measure.busy import Turns, measure
 from smkern.measure.launches import ModelLaunches
-from smkern.measure.profile_command import begin_or_resume, errors_of
+from smkern.measure.profile_command import errors_of
 from smkern.measure.profile_plan import HELD_OUT_RUNGS, RUNGS, Cell, Room, all_rungs, plan
 from smkern.measure.profiler import Profiler, _forwards
 from smkern.runtime.device import Device, Work
@@ -264,17 +267,55 @@ def test_files_that_are_no_profile(change, words, tmp_path) -> None:
         read_profile(broken(change, tmp_path / "p.jsonl"))
 
 
-def test_a_profile_notes_the_times_of_gemms_when_it_begins(tmp_path: Path) -> None:
-    times = GemmTimes.of([8, 132], lambda rows, num_sms: (rows / num_sms, 1.0))
-    file = ProfileFile(tmp_path / "p.jsonl")
-    meta = {name: value for name, value in META.items() if name != "gemms"}
-    assert begin_or_resume(file, meta, lambda: times) == []
-    file.add(LINES)
+def profiled(
+    launches: ModelLaunches, path: Path, cells: list[Cell], times: GemmTimes | None, *options: str
+) -> tuple[Result, int]:
+    """`smkern profile` as it goes on a GPU, and how often it read its file."""
+    meta = {name: value for name, value in META.items() if name != "gemms"} | {"seed": 0}
+    fakes: dict[str, Any] = {
+        "torch.cuda.is_available": lambda: True,
+        "smkern.measure.profile_command._device_sms": lambda: 132,
+        "smkern.measure.profile_command.provenance": lambda *_: meta,
+        "smkern.measure.profile_command.plan": lambda *_, **__: cells,
+        "smkern.measure.profile_command.open_launches": lambda *_: nullcontext((launches, None)),
+        "smkern.measure.profile_command.errors_of": lambda path: "",
+        "smkern.measure.model_gemms.times_beside": lambda *_: nullcontext(lambda: times),
+        "smkern.measure.profiler.Profiler": partial(Profiler, patience=0),
+        "smkern.measure.profiler.compile_cells": lambda *_: 0,
+        "smkern.measure.sm_clock.clock_on": lambda device: None,
+        "smkern.profile.load_profile": lambda: None,
+    }
+    with ExitStack() as stack:
+        for name, fake in fakes.items():
+            stack.enter_context(patch(name, fake))
+        load = stack.enter_context(
+            patch.object(ProfileFile, "load", autospec=True, side_effect=ProfileFile.load)
+        )
+        words = ["profile", "--model", "qwen3-8b", "--out", str(path), *options]
+        return CliRunner().invoke(cli, words, catch_exceptions=False), load.call_count
+
+
+def test_the_command_notes_times_of_gemms_once_and_reads_its_file_once(launches, tmp_path) -> None:
+    times = GemmTimes.of([8, 16], lambda rows, num_sms: (float(rows + num_sms), 1.0))
     retuned = GemmTimes.of([8], lambda rows, num_sms: (9.0, 9.0))
-    assert begin_or_resume(file, meta, lambda: retuned) == LINES
-    found = read_profile(file.path).gemms
-    assert found is not None
-    assert found.to_json() == times.to_json()
+    path, cells = tmp_path / "p.jsonl", list(CELLS.values())
+    path.touch()  # as mktemp leaves it
+    result, reads = profiled(launches, path, cells[:2], times)
+    assert (result.exit_code, reads) == (0, 0), result.output
+    again, _ = profiled(launches, path, cells, retuned)
+    assert "pass --resume" in again.output
+    result, reads = profiled(launches, path, cells, retuned, "--resume")
+    assert (result.exit_code, reads) == (0, 1), result.output
+    assert "4 of 4 cells" in result.output
+    found = read_profile(path)
+    assert found.gemms == times
+    assert [line.cell for line in found.lines] == [cells[i].name for i in (0, 1, 2, 2, 3)]
+
+
+def test_the_command_that_only_warms_begins_no_file(launches, tmp_path) -> None:
+    result, _ = profiled(launches, tmp_path / "p.jsonl", [CELLS["decode"]], None, "--warm-only")
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "p.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", ["gpu", "model", "kernels"])
