@@ -92,7 +92,8 @@ class Measurer:
     def _beside(
         self, case: DecodeCase, loop: DecodeLoop, alone_us: float, other: Place
     ) -> Iterator[Cell]:
-        """Layers of the prompt on `other`, over and over; embedding and head, 1%, are left out."""
+        """Layers of the prompt on `other`, over and over; of embedding, the last layer and the head
+        it is taken that they are as long as a layer."""
         prompt = self.model.plan.prompt
         step = planned(self.model.prefill_step(), other)
         call, layers = layer_call(self.model, step), self.model.config.num_layers

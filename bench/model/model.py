@@ -221,6 +221,9 @@ def draw_of(inputs: DecodeInputs) -> Callable[[Tensor], Any]:
 
 
 def layer_call(model: Model, step: Step) -> Call:
-    """Layer after layer of a planned step; the residual stream is never begun anew."""
-    decoder, count = model.decoder, model.config.num_layers
+    """Layer after layer of a planned step; the residual stream is never begun anew.
+
+    Without the last, which a prompt does not go through as a whole.
+    """
+    decoder, count = model.decoder, model.config.num_layers - 1
     return lambda i: decoder.layer(i % count, step)

@@ -107,8 +107,9 @@ def _prompts(
         def once(model: Model = model, step: Any = step, lanes: Lanes = lanes) -> None:
             with group.using(lanes):
                 model.decoder.embed(step)
-                for index in range(layers):
-                    model.decoder.layer(index % LAYERS, step)
+                for index in range(layers - 1):
+                    model.decoder.layer(index % (LAYERS - 1), step)
+                model.decoder.layer(LAYERS - 1, step)
                 model.decoder.head(step)
 
         runs[f"{provider} {ranks}"] = once

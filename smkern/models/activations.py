@@ -86,6 +86,8 @@ class StepBuffers:
         fp8: Inputs of a quantized model's products.
         last_rows: [batch] int32: the row of each request's last token.
         last: [batch, hidden_size]: those rows.
+        last_attended: [batch, q_size]: those rows of what attention wrote.
+        last_attended_scale: Their scales; None of another model than one that attends in e4m3.
         last_normed: [batch, hidden_size].
         logits: [batch, vocab_size].
     """
@@ -103,6 +105,8 @@ class StepBuffers:
     fp8: QuantizedBuffers
     last_rows: Tensor
     last: Tensor
+    last_attended: Tensor
+    last_attended_scale: Tensor | None
     last_normed: Tensor
     logits: Tensor
 
@@ -198,6 +202,7 @@ class ActivationBuffers:
             gated=x.pop("gated", None),
             moe=moe,
             fp8=QuantizedBuffers(**inputs, gate_up=x.pop("gate_up", None)),
+            last_attended_scale=x.pop("last_attended_scale", None),
             **x,
         )
 
@@ -227,6 +232,7 @@ def _fields(config: ModelConfig) -> dict[str, _Field]:
         "attended": _Field("token", (config.num_q_heads, config.head_dim), dtype),
         "last_rows": _Field("request", (), torch.int32),
         "last": _Field("request", hidden, dtype),
+        "last_attended": _Field("request", (config.q_size,), dtype),
         "last_normed": _Field("request", hidden, dtype),
         "logits": _Field("request", (config.vocab_size,), dtype),
     }
@@ -236,7 +242,9 @@ def _fields(config: ModelConfig) -> dict[str, _Field]:
         found[f"{name}_fp8"] = _Field(rows, (width,), FP8)
         found[f"{name}_scale"] = _Field(rows, blocks, torch.float32)
     if config.attends_in_e4m3:
-        found["attended"] = found["attended"]._replace(dtype=FP8)
+        for name in ("attended", "last_attended"):
+            found[name] = found[name]._replace(dtype=FP8)
+        found["last_attended_scale"] = found["attended_scale"]._replace(rows="request")
         del found["attended_fp8"]
     if moe is None:
         given, width = config.quantization, config.intermediate_size

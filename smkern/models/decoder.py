@@ -138,7 +138,9 @@ class Decoder:
     def layer(self, index: int, step: Step) -> Tensor:
         """One layer: the residual stream in place, keys and values into their pages.
 
-        With `tp` layers come in their order: each norms what the next one reads.
+        The last layer of a step with `cu_q_lens` goes up to attention: behind it only each
+        request's last row is needed, which `head` computes. With `tp` layers come in their order:
+        each norms what the next one reads.
 
         Args:
             index: Layer index.
@@ -147,32 +149,15 @@ class Decoder:
         Returns:
             `step.buffers.hidden`.
         """
-        layer, b = self.weights.layers[index], step.buffers
-        self._attention(layer, index, step)
-        if self.tp is None:
-            self._output(layer, b, step.num_sms)
-            self._mlp(layer, b, step.num_sms)
-            return b.hidden
-        lane, pieces = lane_of(self.tp, step), [b]
-        if isinstance(layer, DenseLayer):  # experts sort all rows
-            cut = lane.pieces(step.num_tokens, step.num_sms)
-            pieces = [b.rows(rows) for rows in cut] or pieces
-        for piece in pieces:
-            self._output(layer, piece, step.num_sms)
-            lane.send(piece.normed)
-        for piece in pieces:
-            self._mlp(layer, piece, step.num_sms, lane)
-            lane.send(piece.normed)
-        for piece in pieces:
-            sum_up(lane, self.weights, index, piece, step.num_sms, eps=self.config.rms_eps)
-        return b.hidden
+        self._attention(self.weights.layers[index], index, step)
+        if index + 1 < self.config.num_layers or step.cu_q_lens is None:
+            self._behind_attention(index, step.buffers, step)
+        return step.buffers.hidden
 
     def head(self, step: Step) -> Tensor:
         """Logits [batch, vocab_size] of each request's last token, in the weights' dtype."""
         b, num_sms, eps = step.buffers, step.num_sms, self.config.rms_eps
-        rows, hidden = step.last_rows(), b.hidden
-        if rows is not None:
-            hidden = ops.embedding(rows, b.hidden, out=b.last, num_sms=num_sms)
+        hidden = b.hidden if step.cu_q_lens is None else self._last_rows(step)
         ops.rms_norm(hidden, self.weights.final_norm, eps=eps, out=b.last_normed, num_sms=num_sms)
         out = b.logits if self.tp is None else own_columns(self.tp, b.logits)
         ops.gemm(
@@ -187,6 +172,41 @@ class Decoder:
     def forward(self, step: Step) -> Tensor:
         """All of a step: embed, layers, head; a plan is made where the step has none."""
         return forward(self, step)
+
+    def _last_rows(self, step: Step) -> Tensor:
+        """The residual stream of each request's last row: the last layer behind attention."""
+        whole, ends, rows = step.buffers, step.ends(), step.last_rows()
+        assert rows is not None
+        pairs = [(whole.hidden, ends.hidden), (whole.attended_rows, ends.attended_rows)]
+        scale, out_scale = attended_scale(whole), attended_scale(ends)
+        if scale is not None and out_scale is not None:
+            pairs.append((scale, out_scale))
+        for x, out in pairs:
+            # bytes in the model's dtype, whatever they mean
+            words, into = (of.view(of.shape[0], -1).view(self.config.dtype) for of in (x, out))
+            ops.embedding(rows, words, out=into, num_sms=step.num_sms)
+        self._behind_attention(self.config.num_layers - 1, ends, step)
+        return ends.hidden
+
+    def _behind_attention(self, index: int, b: StepBuffers, step: Step) -> None:
+        """The rest of a layer for the rows of `b`."""
+        layer, num_sms = self.weights.layers[index], step.num_sms
+        if self.tp is None:
+            self._output(layer, b, num_sms)
+            self._mlp(layer, b, num_sms)
+            return
+        lane, pieces = lane_of(self.tp, step), [b]
+        if isinstance(layer, DenseLayer):  # experts sort all rows
+            cut = lane.pieces(b.hidden.shape[0], num_sms)
+            pieces = [b.rows(rows) for rows in cut] or pieces
+        for piece in pieces:
+            self._output(layer, piece, num_sms)
+            lane.send(piece.normed)
+        for piece in pieces:
+            self._mlp(layer, piece, num_sms, lane)
+            lane.send(piece.normed)
+        for piece in pieces:
+            sum_up(lane, self.weights, index, piece, num_sms, eps=self.config.rms_eps)
 
     def _attention(self, layer: Layer, index: int, step: Step) -> None:
         """From the residual stream to what the heads read."""

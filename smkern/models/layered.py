@@ -32,7 +32,9 @@ class LayeredModel(Protocol):
         ...
 
     def layer(self, index: int, step: Step) -> Tensor:
-        """One layer: `step.buffers.hidden` in place, keys and values into their pages."""
+        """One layer: `step.buffers.hidden` in place, keys and values into their pages.
+
+        Of the last one what follows attention may be left to `head`."""
         ...
 
     def head(self, step: Step) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smkern.device import Budget
 from smkern.errors import ArgumentError
-from smkern.models.activations import ActivationBuffers, StepBuffers
+from smkern.models.activations import ActivationBuffers, QuantizedRows, StepBuffers
 from smkern.models.config import ModelConfig
 from smkern.models.plan_memory import PlanMemory
 from smkern.ops.attention import Plan, plan_attention
@@ -35,7 +35,8 @@ class Step:
         max_q_len: New tokens of a request, at most.
         max_kv_len: Keys of a request, at most.
         max_total_kv: Keys of all requests, at most; None: batch * max_kv_len.
-        buffers: Views of activation buffers.
+        activations: The buffers.
+        buffers: Views of them.
         plan: Attention's plan; `planned` makes it.
         num_sms: SMs of every operator. None: all of the current stream's partition.
     """
@@ -49,6 +50,7 @@ class Step:
     max_q_len: int
     max_kv_len: int
     max_total_kv: int | None
+    activations: ActivationBuffers
     buffers: StepBuffers
     plan: Plan | None = None
     num_sms: int | None = None
@@ -136,7 +138,7 @@ class Step:
                 )
         return cls(
             config, token_ids, kv_lens, page_table, caches, cu_q_lens, max_q_len, max_kv_len,
-            max_total_kv, activations.buffers(tokens, batch), plan, num_sms,
+            max_total_kv, activations, activations.buffers(tokens, batch), plan, num_sms,
         )  # fmt: skip
 
     @property
@@ -197,3 +199,16 @@ class Step:
         if self.cu_q_lens is None:
             return None
         return torch.sub(self.cu_q_lens[1:], 1, out=self.buffers.last_rows)
+
+    def ends(self) -> StepBuffers:
+        """Buffers of what follows attention for a row a request: `last` and `last_attended` are
+        what is read of the residual stream and of the heads.
+
+        Raises:
+            ArgumentError: more requests than the buffers hold tokens.
+        """
+        b, few = self.buffers, self.activations.buffers(self.batch, self.batch)
+        fp8 = few.fp8
+        if b.last_attended_scale is not None:
+            fp8 = fp8._replace(attended=QuantizedRows(b.last_attended, b.last_attended_scale))
+        return replace(few, hidden=b.last, attended_rows=b.last_attended, fp8=fp8)

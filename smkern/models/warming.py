@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from smkern.errors import ArgumentError
+from smkern.limits import FP8_BLOCK
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import refuse_experts
 from smkern.models.quantization import Quantization
@@ -90,7 +91,7 @@ class ModelCalls:
         )  # fmt: skip
         hidden = [config.hidden_size]
         added = [] if self.tp == 1 else hidden
-        yield RowsCalls(hidden=hidden, added=added, embedded=hidden, dtype=dtype)
+        yield RowsCalls(hidden=hidden, added=added, embedded=_copied(config), dtype=dtype)
         yield SampleCalls(config.vocab_size, [dtype])
         if config.moe is not None:
             moe = config.moe
@@ -126,6 +127,15 @@ class ModelCalls:
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
         return joined([calls.work(target) for calls in self.calls()])
+
+
+def _copied(config: ModelConfig) -> list[int]:
+    """Widths of the rows that are copied: embeddings, and each request's last row of the residual
+    stream and of what its heads read, of which pairs of e4m3 and halves of scales are copied."""
+    attended = [config.q_size]
+    if config.attends_in_e4m3:
+        attended = [config.q_size // 2, 2 * config.q_size // FP8_BLOCK]
+    return sorted({config.hidden_size, *attended})
 
 
 def _fp8_calls(

@@ -123,7 +123,16 @@ def test_no_buffer_is_read_before_it_is_written(peer: Peer):
     buffers = second.activations.buffers(
         second.activations.max_tokens, second.activations.max_batch
     )
-    for name in ("hidden", "normed", "qkv", "attended", "last", "last_normed", "logits"):
+    for name in (
+        "hidden",
+        "normed",
+        "qkv",
+        "attended",
+        "last",
+        "last_attended",
+        "last_normed",
+        "logits",
+    ):
         getattr(buffers, name).fill_(float("nan"))
     if buffers.moe is not None:
         for name in ("router_logits", "weights", "rows", "gated", "outs"):

@@ -101,7 +101,7 @@ def test_a_part_of_a_models_calls():
         ([(4096, 2048), (4096, 6144)], "none"),
     ]
     (rows,) = [x for x in calls if isinstance(x, RowsCalls)]
-    assert (rows.hidden, rows.added, rows.embedded) == ([4096], [4096], [4096])
+    assert (rows.hidden, rows.added, rows.embedded) == ([4096], [4096], [2048, 4096])
     (moe,) = [
         x for x in ModelCalls(preset("qwen3-30b-a3b"), tp=2).calls() if isinstance(x, MoeCalls)
     ]
@@ -132,6 +132,8 @@ def test_attention_that_writes_e4m3_is_warmed():
     for given, scaled in ((blocks, True), (rows, False), (config, False)):
         (found,) = [x for x in ModelCalls(given).calls() if isinstance(x, AttentionCalls)]
         assert found.out_scale == scaled
+        (rows,) = [x for x in ModelCalls(given).calls() if isinstance(x, RowsCalls) and x.embedded]
+        assert rows.embedded == ([64, 2048, 4096] if scaled else [4096])
 
 
 def test_a_quantized_mixtures_calls():

@@ -23,7 +23,7 @@ from smkern.runtime.request import Request
 
 LayerDone = Callable[[int], object]
 """Called with the number of a layer that was launched."""
-OTHER_LAUNCHES = 15
+OTHER_LAUNCHES = 17
 """Launches of a forward beside its layers, or with these as one graph, at most."""
 
 
@@ -74,9 +74,11 @@ class MixedRunner:
     @property
     def launches(self) -> int:
         """Kernels of a forward, at most."""
-        config = self._model.config
-        layer = sizes.layer_launches(config, summed=sizes.is_summed(self._model))
-        return config.num_layers * layer + OTHER_LAUNCHES
+        return self._model.config.num_layers * self._layer_launches + OTHER_LAUNCHES
+
+    @property
+    def _layer_launches(self) -> int:
+        return sizes.layer_launches(self._model.config, summed=sizes.is_summed(self._model))
 
     def work(
         self,
@@ -95,7 +97,8 @@ class MixedRunner:
         rows = sum(chunk.new for chunk in size.chunks) + size.batch
         has_graph = self._graphs.mixed(rows, longest) is not None
         if has_graph or self._marks is None:
-            launches = OTHER_LAUNCHES if has_graph else self.launches
+            # the head has the end of the last layer with it
+            launches = self._layer_launches + OTHER_LAUNCHES if has_graph else self.launches
             return Work("mixed", lambda place: launch(place, None), size, launches, about)
         mark = self._marks.next()
         return Work(

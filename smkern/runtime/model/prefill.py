@@ -268,7 +268,7 @@ class PrefillRunner:
             "prefill",
             launch,
             sizes.prefill_size(config, run, count, read is not None),
-            count * self._layer_launches + (first == 0) * 5 + is_last * 6,
+            count * self._layer_launches + (first == 0) * 5 + is_last * 8,
             {"first": first, "requests": [chunk.request.index for chunk in run.chunks]},
         )
 

@@ -77,7 +77,7 @@ class Model:
         """Tokens starts..ends of some requests in one forward.
 
         Returns:
-            The residual stream [tokens, hidden] behind the last layer, and logits [rows, vocab].
+            The residual stream [rows, hidden] behind the last layer, and logits [rows, vocab].
         """
         device = self.tokens.device
         counts = [end - start for start, end in zip(starts, ends, strict=True)]
@@ -95,7 +95,8 @@ class Model:
             num_sms=num_sms,
         )
         logits = self.decoder.forward(step).clone()
-        return step.buffers.hidden.clone(), logits
+        last = step.buffers.last if ragged else step.buffers.hidden
+        return last.clone(), logits
 
     def decode(self, batch: int, num_sms: int | None = None) -> tuple[Tensor, Tensor]:
         """A decode step of the first requests; their keys are written where they were."""
