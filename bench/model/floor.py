@@ -39,7 +39,8 @@ class Forward:
     @property
     def load(self) -> Load:
         """Its tokens and keys; the head computes the last token of each request."""
-        return Load(self.tokens, self.batch, self.batch * self.kv_len, self.pairs)
+        keys = self.batch * self.kv_len
+        return Load(self.tokens, self.batch, keys, self.pairs, ends=self.q_len > 1)
 
 
 def kernel_floor_us(kernel: Kernel, tbps: float, num_sms: int, clock: float = 1.0) -> float:

@@ -123,7 +123,7 @@ class Bullet:
     def _scaled_us(self, size: Size, num_sms: int, share: float) -> float:
         """T' with a share of the bandwidth."""
         if size.chunks:
-            tokens, rows, keys, pairs = Load.of(size)
+            tokens, rows, keys, pairs, _ = Load.of(size)
             layers = self._sizes.num_layers if size.batch else size.layers
         else:
             tokens = rows = size.batch

@@ -30,12 +30,14 @@ class Load(NamedTuple):
         rows: Rows whose logits are computed.
         keys: Keys that their requests read, the new ones included.
         pairs: Visible (query, key) pairs under a causal mask.
+        ends: Whether the last layer computes `rows` alone behind attention.
     """
 
     tokens: int
     rows: int
     keys: int
     pairs: int
+    ends: bool = False
 
     @classmethod
     def of(cls, size: Size) -> Load:
@@ -45,9 +47,8 @@ class Load(NamedTuple):
         pairs = sum(visible_pairs(c.new, c.cached + c.new) for c in size.chunks)
         drawn = len(size.chunks) if size.head else 0
         # A decode row sees all of its keys.
-        return cls(
-            new + size.batch, drawn + size.batch, keys + size.total_kv, pairs + size.total_kv
-        )
+        tokens, rows, kv = new + size.batch, drawn + size.batch, size.total_kv
+        return cls(tokens, rows, keys + kv, pairs + kv, size.ends)
 
 
 def visible_pairs(q_len: int, kv_len: int) -> int:
@@ -144,14 +145,16 @@ class Costs:
         load = Load.of(size)
         layers = self._config.num_layers if size.batch else size.layers
         listing = _Listing(self._config, load, self._l2_bytes, layers)
-        others, attention = self._others(load.tokens, load.rows, layers), listing.attention()
+        others = self._others(load.tokens, load.rows, layers, load.ends)
+        attention = listing.attention()
         return Cost(
             others.flops + attention.count * attention.flops,
             others.bytes_moved + attention.count * attention.bytes_moved,
         )
 
-    def _sum_others(self, tokens: int, rows: int, layers: int) -> Cost:
-        listing = _Listing(self._config, Load(tokens, rows, 0, 0), self._l2_bytes, layers)
+    def _sum_others(self, tokens: int, rows: int, layers: int, ends: bool) -> Cost:
+        load = Load(tokens, rows, 0, 0, ends)
+        listing = _Listing(self._config, load, self._l2_bytes, layers)
         kernels = [kernel for kernel in listing.kernels() if kernel.name != ATTENTION]
         return Cost(total_flops(kernels), total_bytes(kernels))
 
@@ -175,29 +178,37 @@ class _Listing:
     def kernels(self) -> Iterator[Kernel]:
         config, load = self.config, self.load
         hidden, layers, tokens = config.hidden_size, self._layers, load.tokens
-        q, qkv = config.q_size, config.qkv_size
+        qkv = config.qkv_size
         yield self._rows("input_norm", hidden, 2 * tokens * hidden, layers)
         yield self._linear("qkv", tokens, qkv, hidden, layers)
         yield self._rows("append", 2 * config.head_dim, 2 * tokens * qkv, layers)
         yield self.attention()
-        yield self._linear("o", tokens, hidden, q, layers, "residual")
-        yield self._rows("post_norm", hidden, 2 * tokens * hidden, layers)
-        yield from self._mlp() if config.moe is None else self._experts(config.moe)
+        yield from self._behind_attention(tokens, layers - load.ends)
+        if load.ends and load.rows:
+            yield from self._behind_attention(load.rows, 1)
         if rows := load.rows:
             yield self._rows("final_norm", hidden, 2 * rows * hidden, 1)
             yield self._product("head", rows, config.vocab_size, hidden, 1)
             yield self._rows("sample", 0, rows * config.vocab_size, 1)
 
-    def _mlp(self) -> Iterator[Kernel]:
-        config, tokens = self.config, self.load.tokens
-        hidden, inner, layers = config.hidden_size, config.intermediate_size, self._layers
+    def _behind_attention(self, tokens: int, layers: int) -> Iterator[Kernel]:
+        config, hidden = self.config, self.config.hidden_size
+        yield self._linear("o", tokens, hidden, config.q_size, layers, "residual")
+        yield self._rows("post_norm", hidden, 2 * tokens * hidden, layers)
+        if config.moe is None:
+            yield from self._mlp(tokens, layers)
+        else:
+            yield from self._experts(config.moe, tokens, layers)
+
+    def _mlp(self, tokens: int, layers: int) -> Iterator[Kernel]:
+        config = self.config
+        hidden, inner = config.hidden_size, config.intermediate_size
         yield self._linear("gate_up", tokens, 2 * inner, hidden, layers, "swiglu")
         yield self._linear("down", tokens, hidden, inner, layers, "residual")
 
-    def _experts(self, moe: MoeConfig) -> Iterator[Kernel]:
+    def _experts(self, moe: MoeConfig, tokens: int, layers: int) -> Iterator[Kernel]:
         """Every expert that some token is expected to choose, under even routing."""
-        config, tokens = self.config, self.load.tokens
-        hidden, inner, layers = config.hidden_size, moe.intermediate_size, self._layers
+        hidden, inner = self.config.hidden_size, moe.intermediate_size
         experts, chosen = moe.num_experts, moe.top_k
         met = experts * (1 - (1 - chosen / experts) ** tokens)
         rows = tokens * chosen

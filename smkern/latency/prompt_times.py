@@ -37,7 +37,7 @@ class PromptTimes:
 
     def __init__(self, cells: Mapping[Timing, float], roofline: Roofline, steps: StepTimes) -> None:
         self._roofline, self._steps = roofline, steps
-        self._kept: dict[tuple[int, int, int, int, int], _Forward] = {}
+        self._kept: dict[tuple[int, int, int, int, int, bool], _Forward] = {}
         self._others, self._attention, self._mixed = Filled([]), Curve((), ()), Curve((), ())
         self._has_cached = False
         layers = roofline.num_layers
@@ -99,7 +99,7 @@ class PromptTimes:
         for chunk in size.chunks:
             new += chunk[0]
         layers = self._roofline.num_layers if batch else size.layers
-        key = num_sms, new, batch, rows + batch, layers
+        key = num_sms, new, batch, rows + batch, layers, size.ends
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= KEPT:
@@ -107,12 +107,15 @@ class PromptTimes:
             found = self._kept[key] = self._make(*key)
         return found
 
-    def _make(self, num_sms: int, new: int, batch: int, rows: int, layers: int) -> _Forward:
-        tokens = new + batch
+    def _make(
+        self, num_sms: int, new: int, batch: int, rows: int, layers: int, ends: bool
+    ) -> _Forward:
+        tokens, roofline = new + batch, self._roofline
         over = self._others.at(num_sms, tokens) if self._others else UNMEASURED
         drawing = -(-rows // HEAD_ROWS) * HEAD_ROWS
-        others_us = over * self._roofline.others_us(padded_rows(tokens), drawing, layers, num_sms)
-        fixed, by_key = self._roofline.attention(tokens, layers, num_sms)
+        padded = padded_rows(tokens)
+        others_us = over * roofline.others_us(padded, drawing, layers, num_sms, ends)
+        fixed, by_key = roofline.attention(tokens, layers, num_sms)
         attention = ATTENTION if self._has_cached else over
         behind, per_sm = self._attention, _per_sm(new, num_sms)
         mixed = self._mixed.at(num_sms, batch, tokens) if batch and self._mixed else 1.0

@@ -101,10 +101,12 @@ class Ring:
             return 0.0
         hidden_us = self.all_reduce_us(ELEMENT_BYTES * tokens * self.hidden_size)
         layers = size.num_layers if size.batch else size.layers
-        us = SUMS_PER_LAYER * layers * hidden_us
+        us = SUMS_PER_LAYER * (layers - size.ends) * hidden_us
         if not (size.head or size.batch):
             return us
         rows = size.batch + (len(size.chunks) if size.head else 0)
+        if size.ends:
+            us += SUMS_PER_LAYER * self.all_reduce_us(ELEMENT_BYTES * rows * self.hidden_size)
         logits_us = self.all_reduce_us(ELEMENT_BYTES * rows * self.vocab_size) / 2
         return us + hidden_us + logits_us
 

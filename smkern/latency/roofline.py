@@ -58,8 +58,12 @@ class Roofline:
         self._like = like
         self._key = self._attention(Load(0, 0, 1, 1), 1)
         """Attention's costs in a layer, of one key and of one pair."""
+        products = [k.product for k in self._kernels(Load(1, 0, 0, 0), 1)]
+        weights = [product.n * product.k for product in products if product is not None]
+        self._behind_attention = 1 - weights[0] / sum(weights)
+        """The part of a layer's products that is behind attention, by their weights."""
         # Steps of one batch differ by their keys, which attention alone reads.
-        self._others: Callable[[int, int, int, int], tuple[Bound, ...]]
+        self._others: Callable[[int, int, int, int, bool], tuple[Bound, ...]]
         self._others = lru_cache(maxsize=4096)(self._list_others)
         self._rates: Callable[[int], tuple[float, float]]
         self._rates = lru_cache(maxsize=None)(rates or self._read_rates)
@@ -68,7 +72,7 @@ class Roofline:
         """A launch's kernels."""
         load = Load.of(size)
         layers = self.num_layers if size.batch else size.layers
-        others = self._others(load.tokens, load.rows, layers, num_sms)
+        others = self._others(load.tokens, load.rows, layers, num_sms, load.ends)
         fixed, by_key = self.attention(load.tokens, layers, num_sms)
         moved = fixed + load.keys * by_key.bytes_us
         return (*others, Bound(moved, load.pairs * by_key.flops_us))
@@ -78,26 +82,30 @@ class Roofline:
         """Whether times of the model's GEMMs are known."""
         return self._gemms is not None or (self._like is not None and self._like.knows_gemms)
 
-    def others_us(self, tokens: int, rows: int, layers: int, num_sms: int) -> float:
+    def others_us(
+        self, tokens: int, rows: int, layers: int, num_sms: int, ends: bool = False
+    ) -> float:
         """All kernels but attention, of so many tokens and rows of logits: the GEMMs' own times
-        where they are known, which go up a stair with the tokens, else all rooflines."""
-        if self._gemms is not None:
+        where they are known, which go up a stair with the tokens, else all rooflines. `ends`: the
+        last layer computes the rows of logits alone behind attention."""
+        if (gemms := self._gemms) is not None:
             self._rates(num_sms)  # refuses more SMs than there are
-            return self._gemms.us(tokens, rows, layers, num_sms)
-        us = self._bounds_us(tokens, rows, layers, num_sms)
+            us = gemms.us(tokens, rows, layers, num_sms)
+            if ends:
+                left = gemms.us(rows, 0, 1, num_sms) if rows else 0.0
+                us -= self._behind_attention * (gemms.us(tokens, 0, 1, num_sms) - left)
+            return us
+        us = sum(max(bound) for bound in self._others(tokens, rows, layers, num_sms, ends))
         like = self._like
         if like is None or not us:
             return us
         layers = like.num_layers
         known = like.others_us(tokens, rows, layers, num_sms)
-        return us * known / like._bounds_us(tokens, rows, layers, num_sms)
+        return us * known / sum(max(x) for x in like.others(tokens, rows, layers, num_sms))
 
     def others(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[Bound, ...]:
         """All kernels but attention, of so many tokens and rows of logits."""
-        return self._others(tokens, rows, layers, num_sms)
-
-    def _bounds_us(self, tokens: int, rows: int, layers: int, num_sms: int) -> float:
-        return sum(max(bound) for bound in self.others(tokens, rows, layers, num_sms))
+        return self._others(tokens, rows, layers, num_sms, False)
 
     def attention(self, tokens: int, layers: int, num_sms: int) -> tuple[float, Bound]:
         """What attention moves without a key, and what it takes for each key and each pair, us."""
@@ -108,8 +116,10 @@ class Roofline:
         fixed = bytes_us * moved if moved > self._profile.info.l2_bytes else 0.0
         return fixed, Bound(bytes_us * key.bytes_moved, flops_us * key.flops)
 
-    def _list_others(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[Bound, ...]:
-        kernels = self._kernels(Load(tokens, rows, 0, 0), layers)
+    def _list_others(
+        self, tokens: int, rows: int, layers: int, num_sms: int, ends: bool
+    ) -> tuple[Bound, ...]:
+        kernels = self._kernels(Load(tokens, rows, 0, 0, ends), layers)
         return tuple(self._bound(k, num_sms) for k in kernels if k.name != ATTENTION)
 
     def _attention(self, load: Load, layers: int) -> Kernel:

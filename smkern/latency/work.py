@@ -49,6 +49,15 @@ class Size:
         return "mixed" if self.batch else "prefill"
 
     @property
+    def ends(self) -> bool:
+        """Whether prompts' last layer is among its layers: behind attention that computes the rows
+        of logits alone. The last of several groups of layers does not tell where nothing is drawn.
+        """
+        if not self.chunks:
+            return False
+        return self.head or self.batch > 0 or self.layers == self.num_layers
+
+    @property
     def new_tokens(self) -> int:
         """Tokens of prompts that are computed."""
         return sum(chunk.new for chunk in self.chunks)

@@ -98,11 +98,16 @@ def test_activations_count_where_they_exceed_the_l2():
 
 
 def test_prefill_counts_visible_pairs_and_one_token_s_logits():
-    kernels = {k.name: k for k in kernels_of(QWEN, Forward(2, 512, 2048).load, l2_bytes=L2)}
+    prompt = kernels_of(QWEN, Forward(2, 512, 2048).load, l2_bytes=L2)
+    kernels = {k.name: k for k in prompt}
     assert Forward(2, 512, 2048).pairs == 2 * sum(1536 + i + 1 for i in range(512))
     assert kernels["attention"].flops == 4 * 4096 * Forward(2, 512, 2048).pairs
     assert kernels["head"].flops == 2 * 2 * HEAD
     assert kernels["qkv"].flops == 2 * 1024 * 6144 * 4096
+    downs = [(k.count, k.product) for k in prompt if k.name == "down"]
+    assert downs == [
+        (35, (1024, 4096, 12288, "residual")), (1, (2, 4096, 12288, "residual")),
+    ]  # fmt: skip
 
 
 def test_names_and_counts():

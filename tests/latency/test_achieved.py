@@ -11,9 +11,9 @@ from smkern.latency.sample import Sample
 from tests.latency.small import LAYERS, SIZES
 from tests.latency.test_bullet import PROFILE, STEP, STEP_US
 
-PROMPT = Size((Chunk(1000),), LAYERS, LAYERS, True)
-FLOPS = 4 * (2 * 1000 * 1024 * (1536 + 1024 + 8192 + 4096) + 4 * 1024 * 500_500) + 2 * 1024 * 32_000
-"""QKV, O, gate and up, down and 500,500 pairs a layer, and a row of the head."""
+PROMPT = Size((Chunk(1000),), 3, LAYERS)
+FLOPS = 3 * (2 * 1000 * 1024 * (1536 + 1024 + 8192 + 4096) + 4 * 1024 * 500_500)
+"""QKV, O, gate and up, down and 500,500 pairs a layer."""
 DECODE = Sample(STEP, 50, 2 * STEP_US)
 PREFILL = Sample(PROMPT, 50, FLOPS / 25e6)
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from smkern.latency.gemm_times import ROWS, GemmTimes
+from smkern.latency.roofline import Roofline
+from tests.latency.small import PROFILE, SIZES
 
 TIMES = GemmTimes.of([16, 8], lambda rows, num_sms: (rows * 80.0 / num_sms, rows / 10))
 
@@ -26,6 +28,16 @@ def test_a_line_above_the_stair_and_beyond() -> None:
 def test_layers_and_head_add_up() -> None:
     assert TIMES.us(64, 0, 3, 8) == 3 * 640.0
     assert TIMES.us(64, 32, 3, 8) == 3 * 640.0 + 3.2
+
+
+def test_prompts_end_with_their_last_rows() -> None:
+    """Behind attention the last layer computes as many rows as the head, or none."""
+    roofline = Roofline(SIZES, PROFILE, gemms=TIMES)
+    qkv, behind = 1536 / 14_848, 13_312 / 14_848
+    assert roofline.others_us(64, 0, 3, 8, True) == pytest.approx((2 + qkv) * 640.0)
+    drawn = roofline.others_us(64, 2, 3, 8, True)
+    assert drawn == pytest.approx((2 + qkv) * 640.0 + behind * 20.0 + 0.2)
+    assert roofline.others_us(64, 2, 3, 8) == 3 * 640.0 + 0.2
 
 
 @pytest.mark.parametrize(("num_sms", "like"), [(8, 8), (15, 8), (16, 16), (99, 16), (2, 8)])

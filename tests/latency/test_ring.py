@@ -40,7 +40,7 @@ def test_sums_of_launches() -> None:
     layers = Size((Chunk(20), Chunk(5, 3)), layers=2, num_layers=3)
     assert FOUR.launch_us(layers) == pytest.approx(4 * hidden(25))
     last = Size((Chunk(20), Chunk(5, 3)), layers=1, num_layers=3, head=True)
-    assert FOUR.launch_us(last) == pytest.approx(3 * hidden(25) + logits(2))
+    assert FOUR.launch_us(last) == pytest.approx(hidden(25) + 2 * hidden(2) + logits(2))
     assert FOUR.launch_us(Size()) == 0
 
 

@@ -178,7 +178,18 @@ def test_a_mixed_forward_reads_its_weights_once():
 
 def test_pairs_of_chunks_and_rows():
     load = Load.of(Size((Chunk(3, 2),), 1, 1, head=True, batch=2, total_kv=20))
-    assert load == (5, 3, 25, (3 + 4 + 5) + 20)
+    assert load == (5, 3, 25, (3 + 4 + 5) + 20, True)
+
+
+@pytest.mark.parametrize(("layers", "head"), [(36, True), (36, False), (1, True)])
+def test_the_last_layer_computes_rows_of_logits_behind_attention(layers: int, head: bool):
+    chunks = (Chunk(500), Chunk(12))
+    costs = Costs(QWEN, l2_bytes=L2)
+    behind = 4096 * (4096 + 3 * 12288)  # weights of o, gate, up and down
+    drawn = 2 * (behind + 151_936 * 4096) if head else 0
+    before = costs.of(Size(chunks, layers, 37)).flops
+    found = costs.of(Size(chunks, layers, 36, head=head)).flops
+    assert found == before - 2 * 512 * behind + 2 * drawn
 
 
 values = st.lists(st.floats(0, 1e9), min_size=1, max_size=60)
