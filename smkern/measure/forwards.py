@@ -60,7 +60,8 @@ def compile_forwards(
         (replace(problem, batch_invariant=batch_invariant), budget): None
         for sizes, budgets in wanted
         for tokens, requests in sizes
-        for problem in problems_of(config, tokens, requests, ranks)
+        for rows in (tokens, requests)  # a prompt's last layer ends with the rows of logits
+        for problem in problems_of(config, rows, requests, ranks)
         for budget in budgets
     }
     ready = [(settled_problem(problem, budget), budget, None) for problem, budget in found]

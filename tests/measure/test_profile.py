@@ -31,6 +31,7 @@ from smkern.measure.launches import ModelLaunches
 from smkern.measure.profile_command import errors_of
 from smkern.measure.profile_plan import HELD_OUT_RUNGS, RUNGS, Cell, Room, all_rungs, plan
 from smkern.measure.profiler import Profiler, _forwards
+from smkern.models.architecture import MoeConfig
 from smkern.runtime.device import Device, Work
 from smkern.runtime.place import Lane, Place
 from tests.docs.pages import ROOT
@@ -152,6 +153,28 @@ def test_what_there_is_no_room_for_is_skipped(launches: ModelLaunches, tmp_path:
 def test_launches_that_do_not_fit(call, words, launches) -> None:
     with pytest.raises(ArgumentError, match=words):
         call(launches)
+
+
+def test_tokens_choose_experts_evenly() -> None:
+    """Of a prompt as of rows that decode: by the third layer as many experts as by chance."""
+    moe = MoeConfig(num_experts=64, top_k=4, intermediate_size=32)
+    config = tiny(
+        "qwen3-30b-a3b", num_layers=3, hidden_size=256, vocab_size=2048, moe=moe,
+        initializer_range=0.05,
+    )  # fmt: skip
+    place = Place.whole(132)
+    with tiny_launches(64, config, max_running=8, max_prefill=1, max_tokens=64) as made:
+        (prompts,) = made.prompts([Chunk(64)], 2)
+        made.device.launch("prefill", place, prompts)
+        decode = made.decode([40] * 8)
+        for _ in range(5):
+            made.device.launch("decode", place, decode)
+        rows = made._state.inputs(made._state.first_slot, 8)
+        assert len(rows.token_ids.unique()) > 4
+        moe_rows = made._prompts.activations.buffers(64, 1).moe
+        assert moe_rows is not None
+        met = len(moe_rows.experts.unique())
+    assert met >= 0.93 * 64 * (1 - (1 - 4 / 64) ** 64)
 
 
 def test_gemms_to_compile() -> None:
