@@ -123,8 +123,10 @@ async def _all(port: int, server: int, prompts: Sequence[list[int]], tokens: int
     return seen
 
 
-async def _one(port: int, prompt: list[int], tokens: int) -> list[tuple[float, bytes]]:
-    """Lines of one response, and when they came."""
+async def ask(
+    port: int, prompt: list[int], tokens: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which a stream of so many greedy tokens was asked for."""
     body = json.dumps(
         {
             "model": "bench", "prompt": prompt, "max_tokens": tokens, "stream": True,
@@ -134,6 +136,12 @@ async def _one(port: int, prompt: list[int], tokens: int) -> list[tuple[float, b
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def _one(port: int, prompt: list[int], tokens: int) -> list[tuple[float, bytes]]:
+    """Lines of one response, and when they came."""
+    reader, writer = await ask(port, prompt, tokens)
     lines = []
     while True:
         line = await reader.readline()

@@ -49,7 +49,7 @@ def time_reads(
     return {name: Timing(tuple(us_all)) for name, us_all in found.items()}
 
 
-def read_us(reader: Reader, place: Green, reads: int = READS) -> float:
+def read_us(reader: Reader, place: Green) -> float:
     """Microseconds a read, with nothing else on the device."""
     torch.cuda.synchronize(reader.device)
     with place.entered():
@@ -57,11 +57,11 @@ def read_us(reader: Reader, place: Green, reads: int = READS) -> float:
         raw = place.stream.cuda_stream
         reader.launch(place.num_sms, raw)
         begin.record(place.stream)
-        for _ in range(reads):
+        for _ in range(READS):
             reader.launch(place.num_sms, raw)
         end.record(place.stream)
         end.synchronize()
-        return 1e3 * begin.elapsed_time(end) / reads
+        return 1e3 * begin.elapsed_time(end) / READS
 
 
 def best_reader(places: Iterable[Green], data: Any = None, device: int = 0) -> Reader:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from random import Random
 from time import perf_counter
 
-from smkern.bench.http_streams import until_up
+from smkern.bench.http_streams import ask, until_up
 
 HANGING = 10
 """One request of so many hangs up midway."""
@@ -105,15 +105,7 @@ def is_right(tokens: list[int], reply: list[int], wanted: int | None) -> bool:
 async def _one(port: int, text: Text, wanted: int | None) -> list[int]:
     """Tokens of one response; with `wanted` the client leaves once it has so many."""
     length = len(text.reply) if wanted is None else 4 * len(text.reply)
-    body = json.dumps(
-        {
-            "model": "bench", "prompt": text.prompt, "max_tokens": length, "stream": True,
-            "temperature": 0, "ignore_eos": True, "return_token_ids": True,
-        }
-    ).encode()  # fmt: skip
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    reader, writer = await ask(port, text.prompt, length)
     tokens: list[int] = []
     while line := await reader.readline():
         if line.startswith(b"data: {"):

@@ -15,16 +15,15 @@ QUEUED = 16
 """Layers between two waits: few enough that no launch waits for the device."""
 
 
-def layer_launch_us(decoder: Decoder, step: Step, *, layer: int = 0, rounds: int = 20) -> float:
+def layer_launch_us(decoder: Decoder, step: Step, *, rounds: int = 20) -> float:
     """Host time of launching one layer eagerly on the current stream, in us.
 
     The median over rounds of `QUEUED` launches of one layer; waiting for the device between rounds
-    is not timed. Overwrites the step's residual stream and the layer's pages.
+    is not timed. Overwrites the step's residual stream and the first layer's pages.
 
     Args:
         decoder: The model.
         step: `planned` for the current stream's budget; small, so that launches do not wait.
-        layer: Layer index.
         rounds: Rounds to take the median of.
 
     Raises:
@@ -36,7 +35,7 @@ def layer_launch_us(decoder: Decoder, step: Step, *, layer: int = 0, rounds: int
     for timed in (False, *(True for _ in range(rounds))):
         begin = time.perf_counter()
         for _ in range(QUEUED):
-            decoder.layer(layer, step)
+            decoder.layer(0, step)
         elapsed = time.perf_counter() - begin
         if decoder.device.type == "cuda":
             torch.cuda.current_stream(decoder.device).synchronize()

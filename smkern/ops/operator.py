@@ -244,8 +244,3 @@ class Operator(Generic[P]):
     def results_of(self, call: Any) -> tuple[Any, ...]:
         """The results that a call brings, None for those that are to be made."""
         return tuple(getattr(call, name) for name in self.results)
-
-    def returned(self, call: Any) -> Any:
-        """What a call that has all results returns: one, a tuple of several, or None."""
-        results = self.results_of(call)
-        return results[0] if len(results) == 1 else results or None

@@ -51,11 +51,9 @@ def new_tokens(trace: Trace, cache_tokens: int) -> list[int]:
     return found
 
 
-def ttft_limits_s(
-    trace: Trace, cache_tokens: int, *, least_s: float = LEAST_S, per_token_s: float = PER_TOKEN_S
-) -> list[float]:
-    """max(least, new tokens x time a token) of each request, in the trace's order.
+def ttft_limits_s(trace: Trace, cache_tokens: int) -> list[float]:
+    """max(1 s, new tokens x 1 ms) of each request, in the trace's order.
 
     Source: DRIFT section 5.1 sets 1 s for each 1,000 new tokens; short prompts get 1 s here.
     """
-    return [max(least_s, per_token_s * new) for new in new_tokens(trace, cache_tokens)]
+    return [max(LEAST_S, PER_TOKEN_S * new) for new in new_tokens(trace, cache_tokens)]

@@ -94,10 +94,10 @@ class Served:
         """Those that came after the warm-up."""
         return [record for record in self.records if record.at_s >= self.warm_s]
 
-    def gaps_s(self, records: Sequence[Record] | None = None) -> Floats:
+    def gaps_s(self) -> Floats:
         """All gaps that ended between warm-up and the last arrival."""
         found = []
-        for record in self.records if records is None else records:
+        for record in self.records:
             times = np.asarray(record.token_s, dtype=np.float64)
             if len(times) < 2:
                 continue

@@ -26,8 +26,6 @@ class FakeDriver:
 
     Args:
         pairs: which 2 SMs each group of the driver has, in its order.
-        failing: which call of `create` fails, counted from 1.
-        lost: SMs that every granted context lacks.
         small_flag: what a split into groups below 8 must ask for; before sm_90 nothing.
     """
 
@@ -35,14 +33,14 @@ class FakeDriver:
         self,
         pairs: Sequence[int] = range(66),
         *,
-        failing: int | None = None,
-        lost: int = 0,
         small_flag: int = IGNORE_COSCHEDULING,
     ) -> None:
         self.small_flag = small_flag
         self.sms = [sm for pair in pairs for sm in (2 * pair, 2 * pair + 1)]
-        self.failing = failing
-        self.lost = lost
+        self.failing: int | None = None
+        """Which call of `create` fails, counted from 1."""
+        self.lost = 0
+        """SMs that every granted context lacks."""
         self.created = 0
         self.plain_streams = 0
         self.contexts: dict[int, tuple[int, ...]] = {}

@@ -199,9 +199,9 @@ def as_integers(x: Tensor) -> Tensor:
     return x.view(torch.uint8 if x.element_size() == 1 else torch.int16)
 
 
-def put(cache: Tensor, pages: Tensor, rows: Tensor, begin: int = 0) -> None:
-    """Write keys [begin, begin + len(rows)) of a request into its pages."""
-    at = torch.arange(begin, begin + len(rows), device=cache.device)
+def put(cache: Tensor, pages: Tensor, rows: Tensor) -> None:
+    """Write the first len(rows) keys of a request into its pages."""
+    at = torch.arange(len(rows), device=cache.device)
     size = cache.shape[1]
     as_integers(cache)[pages[at // size].long(), at % size] = as_integers(rows)
 

@@ -20,7 +20,6 @@ import torch
 from tests.gpu.engines.vllm_models import VOCAB, true_logprobs, true_model, write_config
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-CHILD = Path(__file__).with_name("vllm_child.py")
 CHILDREN_S = float(os.environ.get("SMKERN_VLLM_CHILDREN_S", "300"))
 JUDGED_S = float(os.environ.get("SMKERN_VLLM_JUDGED_S", "120"))
 """For how long texts of one engine are judged: those that are left are told, not judged."""
