@@ -18,6 +18,7 @@ from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference import moe as reference
 from smkern.tuning.grouped import GroupedProblem
 from smkern.tuning.moe import MoeProblem
+from tests.gpu.bits import same_bits
 from tests.gpu.gemm_support import capability, check_frame, check_near, framed
 
 NAN = float("nan")
@@ -38,12 +39,6 @@ def precompile(problems: Iterable[MoeProblem | GroupedProblem]) -> None:
         wanted |= dict.fromkeys(kernels(capability()).variants(problem))
     workers = min(16, len(os.sched_getaffinity(0)))
     compile_all([Compile(variant) for variant in wanted], workers=workers)
-
-
-def same_bits(x: Tensor, y: Tensor) -> bool:
-    kinds: dict[int, torch.dtype] = {2: torch.int16, 4: torch.int32}
-    kind = kinds[x.element_size()]
-    return torch.equal(x.contiguous().view(kind), y.contiguous().view(kind))
 
 
 def routed(tokens: int, experts: int, top_k: int, seed: int = 0, *, skew: float = 0.0) -> Tensor:

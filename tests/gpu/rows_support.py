@@ -15,6 +15,7 @@ from smkern.ops.operator_dispatch import Compile
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, op_of, result_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.tuning.rows import RowsProblem, shapes_of
+from tests.gpu.bits import same_bits
 from tests.gpu.gemm_support import capability
 
 OPERATORS = {op.name: op for op in (RMS_NORM, ADD_RMS_NORM, SILU_AND_MUL, EMBEDDING)}
@@ -89,10 +90,6 @@ def truth(call: Any) -> tuple[Tensor, Tensor | None]:
     wide = x.double()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + call.eps)
     return wide * scale * call.weight.double(), total
-
-
-def same_bits(x: Tensor, y: Tensor) -> bool:
-    return torch.equal(x.contiguous().view(torch.int16), y.contiguous().view(torch.int16))
 
 
 def gaps_of(x: Tensor) -> Tensor | None:

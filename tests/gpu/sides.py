@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 import smkern
 
 
@@ -21,3 +23,8 @@ def neighbours() -> Iterator[tuple[smkern.Partition, smkern.Partition]]:
 def sides() -> Iterator[smkern.Partition]:
     """The four partitions of `neighbours`."""
     return (side for side, _ in neighbours())
+
+
+def at_most(num_sms: int) -> int:
+    """A budget that this device has."""
+    return min(num_sms, torch.cuda.get_device_properties(0).multi_processor_count)

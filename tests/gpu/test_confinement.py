@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from smkern.device import Budget
-from tests.gpu.attention.support import at_most
 from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.gemm_support import Holder, finishes
+from tests.gpu.sides import at_most
 from tests.gpu.traced_calls import CALLS, RUNS
 
 EACH = pytest.mark.parametrize("traced", RUNS.values(), ids=RUNS)

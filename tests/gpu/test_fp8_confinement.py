@@ -18,10 +18,10 @@ from smkern.ops.gemm.call import row_stride
 from smkern.ops.reference import fp8
 from smkern.tuning.config import STREAM_K, GemmConfig
 from smkern.tuning.fp8_rows import choose
-from tests.gpu.attention.support import at_most
 from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.fp8_support import Case, check, operands, problem_for
 from tests.gpu.gemm_support import capability
+from tests.gpu.sides import at_most
 from tests.gpu.smid_trace import Notes
 
 CONFIGS = {

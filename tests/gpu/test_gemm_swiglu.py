@@ -12,7 +12,7 @@ from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu.gemm_support import Operands, precompile_all, run_config
-from tests.gpu.sides import sides
+from tests.gpu.sides import at_most, sides
 from tests.gpu.swiglu_support import Case, check, operands
 
 HALF = torch.bfloat16
@@ -52,11 +52,6 @@ WIDE = Case(300, 520, 1096)
 THIN = Case(50, 520, 1096)
 BACKENDS = ["tma", "ws", "pointer", "model", "own", None]
 PLAIN = [Case(200, 384, 640, dtype) for dtype in ("bf16", "fp16")]
-
-
-def at_most(num_sms: int) -> int:
-    """A budget that this device has."""
-    return min(num_sms, torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 def _name(config: GemmConfig) -> str:

@@ -9,7 +9,7 @@ import smkern
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig
 from tests.gpu.gemm_support import Case, Operands, check, operands, precompile_all, run_config
-from tests.gpu.sides import sides
+from tests.gpu.sides import at_most, sides
 
 FLAGS, ACTIVATIONS = (False, True), (None, "silu", "gelu")
 ALL = [Epilogue(b, r, act) for b in FLAGS for r in FLAGS for act in ACTIVATIONS]
@@ -40,11 +40,6 @@ CONFIGS = [
 BUDGETS = [5, 132]
 BACKENDS = ["tma", "ws", "pointer", "model", None]
 PLAIN = [Case(200, 384, 640, dtype) for dtype in ("bf16", "fp16")]
-
-
-def at_most(num_sms: int) -> int:
-    """A budget that this device has."""
-    return min(num_sms, torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 def _dispatched(case: Case, backend: str | None):

@@ -15,8 +15,9 @@ from smkern.ops.moe.grouped import GROUPED, Grouped, grouped_dispatcher
 from smkern.ops.operator_warmup import aligned
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of
 from tests.gpu.attention.cases import fresh_seed
+from tests.gpu.bits import same_bits
 from tests.gpu.gemm_support import capability, check_frame, framed
-from tests.gpu.moe_support import BF16, FP16, NAN, Experts, precompile, random_counts, same_bits
+from tests.gpu.moe_support import BF16, FP16, NAN, Experts, precompile, random_counts
 
 COUNTS: dict[str, list[int]] = {
     "decode-1": [0] * 5 + [1] * 8 + [0] * 115,

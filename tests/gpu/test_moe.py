@@ -21,7 +21,7 @@ from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import Budget, PermuteProblem, TopkProblem, UnpermuteProblem, candidates
 from tests.gpu.attention.cases import fresh_seed
-from tests.gpu.attention.support import at_most
+from tests.gpu.bits import same_bits
 from tests.gpu.gemm_support import capability, check_frame, check_near, framed
 from tests.gpu.moe_support import (
     BF16,
@@ -32,9 +32,8 @@ from tests.gpu.moe_support import (
     permuted,
     precompile,
     routed,
-    same_bits,
 )
-from tests.gpu.sides import sides
+from tests.gpu.sides import at_most, sides
 
 EXPERTS, TOP_K, HIDDEN = 128, 8, 2048
 SIZES = [(128, 8), (8, 2), (60, 4), (512, 10), (16, 1), (6, 3)]

@@ -17,7 +17,7 @@ from smkern.ops.operator_eager import eager_operator
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, numbers_of, problem_of
 from smkern.tuning.rows import candidates
 from tests.gpu.attention.cases import fresh_seed
-from tests.gpu.attention.support import at_most
+from tests.gpu.bits import same_bits
 from tests.gpu.gemm_support import capability
 from tests.gpu.rows_support import (
     EPS,
@@ -29,9 +29,8 @@ from tests.gpu.rows_support import (
     precompile,
     rows_of,
     run,
-    same_bits,
 )
-from tests.gpu.sides import sides
+from tests.gpu.sides import at_most, sides
 
 EACH = pytest.mark.parametrize("op", OPERATORS)
 BF16, FP16 = torch.bfloat16, torch.float16

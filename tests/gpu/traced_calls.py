@@ -34,8 +34,9 @@ from smkern.tuning.moe import MoeConfig
 from smkern.tuning.rows import RowsConfig
 from smkern.tuning.sample import SampleConfig, workspace_bytes
 from tests.gpu import append_support, rows_support
+from tests.gpu.bits import same_bits
 from tests.gpu.gemm_support import capability
-from tests.gpu.moe_support import BF16, NAN, given_of, routed, same_bits
+from tests.gpu.moe_support import BF16, NAN, given_of, routed
 from tests.gpu.smid_trace import TRACE_WORDS, Notes, traced_sources
 from tests.ops.append_cases import Case, make
 from tests.ops.sample_cases import logits_of, options_of

@@ -25,11 +25,6 @@ MIXED = Case(kv_lens=(300, 64, 700, 0, 40, 1, 2100), q_lens=(1, 64, 33, 0, 40, 1
 """Decode, prefill, chunked prefill, nothing, a whole prompt, a first token and verification."""
 
 
-def at_most(num_sms: int) -> int:
-    """A budget that this device has."""
-    return min(num_sms, torch.cuda.get_device_properties(0).multi_processor_count)
-
-
 def make_plan(step: Step, **options: Any) -> Any:
     """A plan for a step by the public operator; `options` override (num_sms=, out=, ...)."""
     case = step.case

@@ -11,10 +11,11 @@ import torch
 from smkern.tuning.attention.constraints import default_config
 from smkern.tuning.attention.shapes import AttentionConfig, Budget
 from tests.gpu.attention.cases import Case, Step, make_step
-from tests.gpu.attention.support import BACKENDS, at_most, attend, make_plan
+from tests.gpu.attention.support import BACKENDS, attend, make_plan
 from tests.gpu.attention.traced import Traced, TracedKernels
 from tests.gpu.attention.truth import check
 from tests.gpu.gemm_support import Holder, finishes
+from tests.gpu.sides import at_most
 
 DECODE = Case(kv_lens=(3000, 1, 700, 2000, 1500, 900))
 MIXED = Case(kv_lens=(900, 1, 700, 300, 1500, 64), q_lens=(300, 1, 2, 300, 1, 8))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.gpu.attention.cases import Case, Step, int32, make_step
-from tests.gpu.attention.support import BACKENDS, MIXED, at_most, attend
+from tests.gpu.attention.support import BACKENDS, MIXED, attend
 from tests.gpu.attention.truth import check
-from tests.gpu.sides import neighbours
+from tests.gpu.bits import same_bits
+from tests.gpu.sides import at_most, neighbours
 
 LONG = Case(kv_lens=(5000, 1, 700, 0, 256, 2100), q_heads=8, kv_heads=2)
 VERIFY = Case(kv_lens=(5000, 9, 700, 8, 256, 1300), q_lens=(8, 1, 3, 8, 5, 2))
@@ -84,11 +84,6 @@ def differing(step: Step, part: Step, requests: list[int]) -> list[int]:
         if not (same and same_bits(part.lse[mine], step.lse[whole])):
             found.append(request)
     return found
-
-
-def same_bits(x: Tensor, y: Tensor) -> bool:
-    kind = torch.int32 if x.element_size() == 4 else torch.int16
-    return torch.equal(x.contiguous().view(kind), y.contiguous().view(kind))
 
 
 def made(case: Case, backend: str | None) -> Step:

@@ -14,7 +14,7 @@ from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import ITEM_WORDS, PlanLayout, plan_items
 from smkern.tuning.attention.shapes import PREFILL_ROWS
 from tests.gpu.attention.cases import fresh_seed, int32
-from tests.gpu.attention.support import at_most
+from tests.gpu.sides import at_most
 
 HEADS = [(8, 2), (8, 8), (5, 1), (32, 8), (16, 1)]
 LENGTHS = [

@@ -13,7 +13,6 @@ from tests.gpu.attention.support import (
     BACKENDS,
     MIXED,
     RAGGED,
-    at_most,
     attend,
     counters_are_zero,
     make_plan,
@@ -21,7 +20,7 @@ from tests.gpu.attention.support import (
     run,
 )
 from tests.gpu.attention.truth import check, truth
-from tests.gpu.sides import sides
+from tests.gpu.sides import at_most, sides
 
 GROUPS = [(1, 1), (3, 3), (8, 8), (8, 4), (8, 2), (5, 1), (10, 2), (24, 3), (16, 1), (64, 8)]
 DIMS = [64, 96, 128, 256]

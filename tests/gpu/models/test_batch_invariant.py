@@ -12,6 +12,7 @@ from torch import Tensor
 
 import smkern
 from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights, preset
+from tests.gpu.bits import same_bits
 from tests.gpu.models.support import DEVICE, decode_graph
 from tests.gpu.sides import sides
 from tests.models.peers import Session
@@ -128,13 +129,8 @@ def model() -> Iterator[Model]:
     torch.cuda.empty_cache()
 
 
-def same(x: Tensor, y: Tensor) -> bool:
-    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32}[x.element_size()]
-    return torch.equal(x.contiguous().view(kind), y.contiguous().view(kind))
-
-
 def all_same(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> bool:
-    return all(same(x, y) for x, y in zip(xs, ys, strict=True))
+    return all(same_bits(x, y) for x, y in zip(xs, ys, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +190,7 @@ def differing(
     return [
         count
         for row, (count, (keys, _, want)) in enumerate(zip(PROMPTS, prefilled, strict=True))
-        if not (same(logits[row], want) and all_same(model.written(row, count), keys))
+        if not (same_bits(logits[row], want) and all_same(model.written(row, count), keys))
     ]
 
 
@@ -204,7 +200,7 @@ def test_prefill_together(model: Model, prefilled, num_sms: int) -> None:
     rows = range(len(PROMPTS))
     hidden, logits = model.run(rows, [0] * len(PROMPTS), PROMPTS, num_sms=num_sms)
     assert not differing(model, prefilled, logits)
-    assert same(hidden, torch.cat([alone for _, alone, _ in prefilled]))
+    assert same_bits(hidden, torch.cat([alone for _, alone, _ in prefilled]))
 
 
 @pytest.mark.parametrize("num_sms", BUDGETS)
@@ -246,7 +242,7 @@ def test_chunks_and_decode_rows_in_one_forward(model, prefilled, batch, num_sms)
         num_sms=num_sms,
     )
     assert not differing(model, prefilled, logits[:first])
-    assert same(logits[first:], alone)
+    assert same_bits(logits[first:], alone)
 
 
 def test_decode_graphs_on_every_rung(model: Model) -> None:
@@ -273,4 +269,4 @@ def test_decode_graphs_on_every_rung(model: Model) -> None:
             got, behind = run(range(len(texts)), partition)
             where = partition and partition.num_sms
             assert torch.equal(got, tokens), f"on {where} SMs"
-            assert same(behind, logits), f"on {where} SMs"
+            assert same_bits(behind, logits), f"on {where} SMs"
