@@ -43,6 +43,21 @@ class Meter:
         return None
 
 
+def slowed(make, cuda, us):
+    """A maker of calls whose calls take so long on the virtual clock."""
+
+    def made(*args):
+        call = make(*args)
+
+        def timed(i):
+            cuda.work_us(us)
+            return call(i)
+
+        return timed
+
+    return made
+
+
 def run_suite(command: click.Command, out: Path, *options: str) -> str:
     """What a suite printed that writes to `out` and succeeds."""
     ran = CliRunner().invoke(command, ["--out", str(out), *options], catch_exceptions=False)

@@ -19,7 +19,7 @@ from smkern.bench.rows import loses_to_best
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.operators import append_table
 from smkern.measure.append import AppendCase, AppendOperands
-from tests.bench.doubles import FakePartitions, run_suite
+from tests.bench.doubles import FakePartitions, run_suite, slowed
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 TINY = (
@@ -37,21 +37,6 @@ def test_cases():
     assert long.q_lens == (2048,) * 4
     assert long.bytes_moved == 8192 * 128 * (2 * 8 * 4 + 32 * 4 + 4)
     assert [case.tokens for case in named(CASES, ["fp8-8"])] == [8, 8192]
-
-
-def slowed(make, cuda, us):
-    """A provider whose calls take so long."""
-
-    def made(ops, *args):
-        call = make(ops, *args)
-
-        def timed(i):
-            cuda.work_us(us)
-            call(i)
-
-        return timed
-
-    return made
 
 
 @pytest.fixture

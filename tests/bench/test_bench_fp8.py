@@ -16,7 +16,7 @@ from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands
 from smkern.bench.fp8_rows import summarize
 from smkern.bench.tables.fp8 import times_table
 from smkern.ops.reference.fp8 import dequantize
-from tests.bench.doubles import FakePartitions, run_suite
+from tests.bench.doubles import FakePartitions, run_suite, slowed
 
 TINY = (
     Fp8Case("block", "tiny", 5, 256, 256),
@@ -25,19 +25,6 @@ TINY = (
     GroupedCase("block", "tiny", 64, "skewed", 128, 256, True, 8),
     GroupedCase("row", "tiny", 3, "even", 64, 128, False, 4),
 )
-
-
-def slowed(make, cuda, us):
-    def made(ops):
-        call = make(ops)
-
-        def timed(i):
-            cuda.work_us(us)
-            call(i)
-
-        return timed
-
-    return made
 
 
 def test_cases():

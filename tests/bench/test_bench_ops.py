@@ -25,7 +25,7 @@ from smkern.bench.tables.operators import ops_table, sample_table
 from smkern.device import Budget
 from smkern.measure.append import AppendCase
 from smkern.measure.partitions import Place
-from tests.bench.doubles import run_suite
+from tests.bench.doubles import run_suite, slowed
 
 TINY = (
     cases.norm("rms_norm", 5, 64),
@@ -161,19 +161,6 @@ def test_flashinfer_s_calls_are_as_its_signatures_say():
         ("softmax", 2, []), ("probs", 3, ["filter_apply_order", "offset", "seed"]),
         ("logits", 3, ["offset", "seed"]),
     ]  # fmt: skip
-
-
-def slowed(make, cuda, us):
-    def made(*args):
-        call = make(*args)
-
-        def timed(i):
-            cuda.work_us(us)
-            return call(i)
-
-        return timed
-
-    return made
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def layouts_summed(monkeypatch: pytest.MonkeyPatch, shape: str) -> set[Any]:
     """
     layouts: set[Any] = set()
     compile_triton = triton.compile
-    along = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[\d+, (\d+)\]")
+    along = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[(?:\d+, )+(\d+)\]")
     summed = re.compile(rf'"tt\.reduce".*?\}}\) : \(tensor<{shape}xf32, (#\w+)>\)', re.DOTALL)
 
     def spied(*args: Any, **options: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -19,13 +18,12 @@ from smkern.kernels.append_launch import (
 )
 from smkern.kernels.append_triton import append_rows
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget, num_ctas
-from tests.kernels.cubins import sass, usage
+from tests.kernels.cubins import layouts_summed, sass, usage
 
 triton = pytest.importorskip("triton")
 
 pytestmark = pytest.mark.slow
 
-ALONG_A_ROW = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[\d+, \d+, (\d+)\]")
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
 PLAIN = replace(BASE, num_q_heads=0, rotary_dim=0, norm=False)
 KINDS = {
@@ -88,19 +86,7 @@ def test_rows_that_are_not_whole_compile(tmp_path):
 @pytest.mark.parametrize("name", ["all", "interleaved", "64", "96", "256"])
 def test_a_row_is_summed_in_one_order_whatever_the_cta(name, monkeypatch):
     """Lanes and elements of a row are dealt alike, or its bits would depend on the budget."""
-    layouts = set()
-    compile_triton = triton.compile
-
-    def spied(*args, **options):
-        kernel = compile_triton(*args, **options)
-        text = kernel.asm["ttgir"]
-        named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
-        found = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<[\dx]+xf32, (#\w+)>\)', text, re.S)
-        assert found  # of k and of every chunk of q
-        layouts.update(tuple(ALONG_A_ROW.findall(named[x])) for x in found)
-        return kernel
-
-    monkeypatch.setattr(triton, "compile", spied)
+    layouts = layouts_summed(monkeypatch, r"[\dx]+")  # of k and of every chunk of q
     for problem in (KINDS[name], replace(KINDS[name], ragged=False, cache_dtype="fp8")):
         for variant in variants_of(problem, 90):
             compile_append(variant)

@@ -11,16 +11,9 @@ from torch import Tensor
 
 import smkern
 from smkern.errors import ArgumentError, BudgetError
+from tests.ops.tensors import ints, rows
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-def rows(count: int = 5, cols: int = 64, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.randn(count, cols).to(dtype)
-
-
-def integers(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def layer(
@@ -84,7 +77,7 @@ def test_permutation_is_stable_and_skips_what_is_no_expert() -> None:
 def test_offsets_are_cut_to_the_rows() -> None:
     a, w = rows(6, 8, FP32), torch.randn(3, 4, 8)
     for offsets in ((0, 2, 2, 6), (-5, 3, 99, 4), (9, 9, 9, 9), (6, 4, 2, 0)):
-        found = smkern.grouped_gemm(a, w, integers(*offsets))
+        found = smkern.grouped_gemm(a, w, ints(*offsets))
         bounds = [min(max(at, 0), 6) for at in offsets]
         for expert in range(3):
             part = slice(bounds[expert], bounds[expert + 1])
@@ -92,7 +85,7 @@ def test_offsets_are_cut_to_the_rows() -> None:
 
 
 W = torch.randn(4, 32, 64).to(BF16)
-OFFSETS = integers(0, 1, 2, 3, 5)
+OFFSETS = ints(0, 1, 2, 3, 5)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "logits": (lambda: smkern.topk_softmax([1.0], 1), "logits is list"),  # type: ignore[arg-type]
     "logits dims": (lambda: smkern.topk_softmax(rows()[0], 1), r"\[tokens, experts\]"),
@@ -106,7 +99,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: smkern.moe_permute(rows(), torch.zeros(5, 2).long(), 4), r"experts is torch\.int64",
     ),
     "permute tokens": (
-        lambda: smkern.moe_permute(rows(), integers(1, 2)[:, None], 4), "one row a token",
+        lambda: smkern.moe_permute(rows(), ints(1, 2)[:, None], 4), "one row a token",
     ),
     "permute gaps": (
         lambda: smkern.moe_permute(rows(), torch.zeros(5, 3).int()[:, :2], 4), "without gaps",
@@ -120,7 +113,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "permute out": (
         lambda: smkern.moe_permute(
-            rows(), torch.zeros(5, 2).int(), 4, out=(rows(9), OFFSETS, integers(*range(10)))
+            rows(), torch.zeros(5, 2).int(), 4, out=(rows(9), OFFSETS, ints(*range(10)))
         ),
         r"rows is \[9, 64\]",
     ),
@@ -139,21 +132,21 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"the result is \[5, 16\]",
     ),
     "index": (
-        lambda: smkern.moe_unpermute(rows(), integers(0, 1, 2), torch.ones(2, 2)), r"wanted \[4\]",
+        lambda: smkern.moe_unpermute(rows(), ints(0, 1, 2), torch.ones(2, 2)), r"wanted \[4\]",
     ),
     "weights": (
-        lambda: smkern.moe_unpermute(rows(), integers(0, 1), torch.ones(1, 2).to(BF16)),
+        lambda: smkern.moe_unpermute(rows(), ints(0, 1), torch.ones(1, 2).to(BF16)),
         r"weights is torch\.bfloat16",
     ),
     "residual": (
         lambda: smkern.moe_unpermute(
-            rows(), integers(0, 1), torch.ones(1, 2), residual=rows(2)
+            rows(), ints(0, 1), torch.ones(1, 2), residual=rows(2)
         ),
         r"residual has shape \[2, 64\], wanted \[1, 64\]",
     ),
     "residual dtype": (
         lambda: smkern.moe_unpermute(
-            rows(), integers(0, 1), torch.ones(1, 2), residual=rows(1, dtype=FP16)
+            rows(), ints(0, 1), torch.ones(1, 2), residual=rows(1, dtype=FP16)
         ),
         r"residual is torch\.float16",
     ),
@@ -170,10 +163,10 @@ def test_bad_input(name: str) -> None:
 def test_overlaps_and_budgets() -> None:
     y = rows(4)
     with pytest.raises(ArgumentError, match=r"out at .* overlaps y"):
-        smkern.moe_unpermute(y, integers(0, 1, 2, 3), torch.ones(2, 2), out=y[:2])
+        smkern.moe_unpermute(y, ints(0, 1, 2, 3), torch.ones(2, 2), out=y[:2])
     with pytest.raises(ArgumentError, match=r"residual may only be out itself"):
         smkern.moe_unpermute(
-            rows(4), integers(0, 1, 2, 3), torch.ones(2, 2), residual=y[:2], out=y[1:3]
+            rows(4), ints(0, 1, 2, 3), torch.ones(2, 2), residual=y[:2], out=y[1:3]
         )
     with pytest.raises(BudgetError, match="num_sms=0"):
         smkern.topk_softmax(rows(), 2, num_sms=0)

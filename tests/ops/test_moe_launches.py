@@ -28,18 +28,11 @@ from smkern.tuning.config import Budget
 from smkern.tuning.grouped import configs_of
 from smkern.tuning.moe import PermuteProblem, UnpermuteProblem, candidates
 from tests.ops.conftest import FakeProfile, memory, streams_of
+from tests.ops.tensors import ints, rows
 
 BF16 = torch.bfloat16
 WHOLE = Budget(132, "mask", True)
 OFFSETS = torch.tensor([0, 1, 2, 3, 5], dtype=torch.int32)
-
-
-def rows(count: int = 5, cols: int = 64) -> Tensor:
-    return torch.randn(count, cols).to(BF16)
-
-
-def integers(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 class FakeKernels:
@@ -169,7 +162,7 @@ def test_what_a_sum_is_given(pad: int, residual: bool) -> None:
 def test_what_a_grouped_gemm_is_given(swiglu: bool) -> None:
     device = FakeDevice(GROUPED)
     a, out = strided(rows(9)), strided(torch.zeros(9, 16).to(BF16))
-    offsets = integers(0, 2, 2, 8, 9)
+    offsets = ints(0, 2, 2, 8, 9)
     whole = torch.randn(4, 40, 72).to(BF16)
     columns = 32 if swiglu else 16
     kinds = {
@@ -191,7 +184,7 @@ def test_nothing_is_launched_without_rows() -> None:
     device = FakeDevice(GROUPED)
     assert device.eager(Grouped(rows(0), torch.zeros(4, 32, 64).to(BF16), OFFSETS)).shape == (0, 32)
     device = FakeDevice(UNPERMUTE)
-    assert device.eager(Unpermute(rows(), integers(), torch.ones(0, 2))).shape == (0, 64)
+    assert device.eager(Unpermute(rows(), ints(), torch.ones(0, 2))).shape == (0, 64)
     assert not device.kernels.problems
     # offsets are written, whatever there is
     problem = PERMUTE.problem(Permute(rows(0), torch.zeros(0, 2).int(), 4), True)

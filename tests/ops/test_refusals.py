@@ -12,14 +12,11 @@ import smkern
 from smkern.errors import ArgumentError, BudgetError
 from smkern.kernels.attention import cuda
 from smkern.limits import MAX_REQUESTS, MIN_FLOAT, as_float, as_int
+from tests.ops.tensors import ints
 
 FP8 = torch.float8_e4m3fn
 HUGE = 10**5000
 """Python refuses to write it out."""
-
-
-def ints(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def rows() -> dict[str, Any]:

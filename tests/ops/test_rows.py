@@ -21,13 +21,10 @@ from smkern.ops.warming import Target
 from smkern.tuning.config import Budget
 from smkern.tuning.rows import RowsConfig, RowsProblem
 from tests.ops.operator_cases import FakeOperator
+from tests.ops.tensors import rows
 
 BF16, FP16 = torch.bfloat16, torch.float16
 DTYPES = pytest.mark.parametrize("dtype", [BF16, FP16, torch.float32])
-
-
-def rows(count: int = 5, cols: int = 64, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.randn(count, cols).to(dtype)
 
 
 @DTYPES

@@ -20,14 +20,11 @@ from smkern.ops.warming import Target
 from smkern.tuning.sample import MAX_VOCAB, Budget
 from tests.kernels.host_sample import HostDevice, needs_compiler
 from tests.ops.sample_cases import DTYPES, KINDS, logits_of, options_of
+from tests.ops.tensors import ints
 
 pytestmark = pytest.mark.slow
 
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
-
-
-def ints(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 @EACH_KIND

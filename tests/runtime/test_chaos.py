@@ -11,7 +11,7 @@ from smkern.errors import SmkernError
 from smkern.policies import Decision
 from tests.runtime.policies import Sometimes
 from tests.runtime.test_state_machine import POLICIES
-from tests.runtime.world import World, live, prompts
+from tests.runtime.world import World, live, prompts, random_world
 
 pytestmark = pytest.mark.slow
 
@@ -27,23 +27,19 @@ FAULTS = {
 def life(seed: int, kinds: tuple[Any, ...]) -> World:
     """Arrivals, cancellations, pages that run out, and faults; to the end."""
     draw = Random(seed)
-    page_size = draw.choice([1, 4, 16])
-    num_pages = draw.choice([80, 120, 256]) // page_size
-    faults = {draw.randint(0, 150): draw.choice(kinds) for _ in range(draw.choice([1, 2, 5]))}
-    policy = POLICIES[draw.choice(sorted(POLICIES))](seed)
-    if draw.random() < 0.3:
-        policy = Sometimes(policy, lambda snapshot: Decision(rung=17), range(3, 200, 5))
-    world = World(
-        policy,
-        preemption=draw.choice(["recompute", "keep"]),
-        batch_invariant=draw.random() < 0.3,
-        impatient=draw.random() < 0.2,
-        num_pages=num_pages,
-        page_size=page_size,
-        device={"faults": faults},
-    )
+    faults: dict[int, Any] = {}
+
+    def policy() -> Any:
+        for _ in range(draw.choice([1, 2, 5])):
+            at = draw.randint(0, 150)
+            faults[at] = draw.choice(kinds)
+        made = POLICIES[draw.choice(sorted(POLICIES))](seed)
+        if draw.random() < 0.3:
+            return Sometimes(made, lambda snapshot: Decision(rung=17), range(3, 200, 5))
+        return made
+
+    world, texts = random_world(policy, draw, seed, device={"faults": faults})
     world.may_fail = None
-    texts = prompts(14, seed, longest=min(60, num_pages * page_size - 12))
 
     def submit(at: int) -> None:
         world.submit(texts[at], draw.randint(1, 12), priority=draw.choice([0, 0, 1]), seed=at)

@@ -11,7 +11,7 @@ import pytest
 from smkern.policies import Chunked, Decision, Snapshot
 from tests.policies.test_check import BAD_FIELDS
 from tests.runtime.policies import RandomPolicy, Sometimes
-from tests.runtime.world import World, live, prompts
+from tests.runtime.world import World, live, prompts, random_world
 
 pytestmark = pytest.mark.slow
 
@@ -25,21 +25,10 @@ FREE: dict[str, Any] = {
 """Random policies over all that a decision can say."""
 
 
-def life(policy: Any, seed: int, **options: Any) -> World:
+def life(policy: Any, seed: int) -> World:
     """Arrivals, cancellations and pages that run out, from first to last."""
     draw = Random(seed)
-    page_size = draw.choice([1, 4, 16])
-    num_pages = draw.choice([80, 120, 256]) // page_size
-    world = World(
-        policy,
-        preemption=draw.choice(["recompute", "keep"]),
-        batch_invariant=draw.random() < 0.3,
-        impatient=draw.random() < 0.2,
-        num_pages=num_pages,
-        page_size=page_size,
-        **options,
-    )
-    texts = prompts(14, seed, longest=min(60, num_pages * page_size - 12))
+    world, texts = random_world(lambda: policy, draw, seed)
 
     def submit(at: int) -> None:
         deadline_ms = draw.choice([None, 0.1, 5.0])

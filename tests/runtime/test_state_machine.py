@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from smkern.errors import OutOfPagesError, RequestError
 from smkern.policies import Chunked, StaticSplit
 from tests.runtime.policies import RandomPolicy
-from tests.runtime.world import World, live, prompts
+from tests.runtime.world import World, live, prompts, random_world
 
 pytestmark = pytest.mark.slow
 
@@ -138,18 +138,7 @@ MENDED = (10, 316, 548, 96, 512)
 def test_random_lives(seed: int) -> None:
     """Arrivals, cancellations and pages that run out, from first to last, by every policy."""
     draw = Random(seed)
-    page_size = draw.choice([1, 4, 16])
-    num_pages = draw.choice([80, 120, 256]) // page_size
-    held = num_pages * page_size
-    world = World(
-        POLICIES[draw.choice(sorted(POLICIES))](seed),
-        preemption=draw.choice(["recompute", "keep"]),
-        batch_invariant=draw.random() < 0.3,
-        impatient=draw.random() < 0.2,
-        num_pages=num_pages,
-        page_size=page_size,
-    )
-    texts = prompts(14, seed, longest=min(60, held - 12))
+    world, texts = random_world(lambda: POLICIES[draw.choice(sorted(POLICIES))](seed), draw, seed)
 
     def submit(at: int) -> None:
         world.submit(texts[at], draw.randint(1, 12), priority=draw.choice([0, 0, 1]), seed=at)

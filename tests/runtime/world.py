@@ -206,6 +206,31 @@ class World:
             assert handle.error is not None
 
 
+def random_world(
+    policy: Callable[[], Any], draw: Random, seed: int, **options: Any
+) -> tuple[World, list[list[int]]]:
+    """A world whose pages run out, with options at random, and prompts that fit its pages.
+
+    Args:
+        policy: Makes the policy, between the draws of the pages and of the options.
+        draw: What the world is like.
+        seed: Seed of the prompts.
+        options: More options of `World`.
+    """
+    page_size = draw.choice([1, 4, 16])
+    num_pages = draw.choice([80, 120, 256]) // page_size
+    world = World(
+        policy(),
+        preemption=draw.choice(["recompute", "keep"]),
+        batch_invariant=draw.random() < 0.3,
+        impatient=draw.random() < 0.2,
+        num_pages=num_pages,
+        page_size=page_size,
+        **options,
+    )
+    return world, prompts(14, seed, longest=min(60, num_pages * page_size - 12))
+
+
 def live(
     world: World, draw: Random, submit: Callable[[int], Any], count: int, cancels: float = 0.02
 ) -> None:

@@ -10,16 +10,13 @@ import torch
 import smkern.ops as smkern
 from smkern.errors import ArgumentError, BudgetError
 from tests.ops.attention.cases import Case, make
+from tests.ops.tensors import ints
 
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 20)))
 RAGGED = Case(lengths=((1, 37), (3, 40), (9, 9)))
 NAMES = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
 FP8 = torch.float8_e4m3fn
 HALF = torch.float16
-
-
-def lens(*values):
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def call(case, **changes):
@@ -60,8 +57,8 @@ DECODE_ERRORS = [
     ({"page_table": torch.zeros(12).int()}, "without page_indptr"),
     ({"page_table": torch.zeros(3, 0).int()}, r"page_table is \[3, 0\]"),
     ({"page_table": torch.zeros(4, 3).int().t()}, "page_table has strides"),
-    ({"page_indptr": lens(0, 1, 2, 3)}, r"wanted \[total\] with page_indptr"),
-    ({"page_table": lens(0, 1, 2), "page_indptr": lens(0, 1, 2)}, r"page_indptr has shape \[3\]"),
+    ({"page_indptr": ints(0, 1, 2, 3)}, r"wanted \[total\] with page_indptr"),
+    ({"page_table": ints(0, 1, 2), "page_indptr": ints(0, 1, 2)}, r"page_indptr has shape \[3\]"),
     ({"kv_lens": torch.zeros(3)}, "kv_lens is torch.float32"),
     ({"kv_lens": torch.zeros(3, device="meta").int()}, "kv_lens is on meta"),
     ({"q": torch.zeros(5, 4, 64).half()}, "q has 5 tokens for 3 requests: without cu_q_lens"),
@@ -97,8 +94,8 @@ def test_named_errors(bad, message):
 RAGGED_ERRORS = [
     ({"max_q_len": None}, "max_q_len is missing"),
     ({"max_q_len": 0}, "max_q_len=0"),
-    ({"cu_q_lens": lens(0, 1, 4)}, r"cu_q_lens has shape \[3\], wanted \[4\]"),
-    ({"cu_q_lens": lens(0, 1, 4, 13).long()}, "cu_q_lens is torch.int64"),
+    ({"cu_q_lens": ints(0, 1, 4)}, r"cu_q_lens has shape \[3\], wanted \[4\]"),
+    ({"cu_q_lens": ints(0, 1, 4, 13).long()}, "cu_q_lens is torch.int64"),
     ({"cu_q_lens": torch.zeros(4, device="meta").int()}, "cu_q_lens is on meta"),
 ]
 
@@ -142,7 +139,7 @@ def test_budgets(num_sms):
 @pytest.mark.parametrize("check", [False, True])
 def test_requests_of_length_zero_give_zeros(check):
     made = make(DECODE)
-    out, lse = smkern.paged_attention(*made.args[:4], lens(37, 0, 20), return_lse=True, check=check)
+    out, lse = smkern.paged_attention(*made.args[:4], ints(37, 0, 20), return_lse=True, check=check)
     assert (out[1] == 0).all()
     assert (lse[1] == float("-inf")).all()
     assert out.isfinite().all()
@@ -151,7 +148,7 @@ def test_requests_of_length_zero_give_zeros(check):
 
 @pytest.mark.parametrize("check", [False, True])
 def test_an_empty_batch(check):
-    sizes = {"page_table": torch.zeros(0, 4).int(), "kv_lens": lens()}
+    sizes = {"page_table": torch.zeros(0, 4).int(), "kv_lens": ints()}
     out = call(DECODE, **sizes, q=torch.zeros(0, 4, 64).half(), check=check)
     assert out.shape == (0, 4, 64)
 
@@ -176,32 +173,32 @@ PLANS = [
     ({"causal": False}, r"causal False \(here True\)"),
     ({"window": 9}, r"window 9 \(here 0\)"),
     ({"num_sms": 7}, "plan for 7 SMs, this call has 1"),
-    ({"kv_lens": lens(3, 4)}, r"batch 2 \(here 3\)"),
-    ({"cu_q_lens": lens(0, 1, 2, 3), "max_q_len": 2}, r"max_q_len 2 \(here 1\)"),
+    ({"kv_lens": ints(3, 4)}, r"batch 2 \(here 3\)"),
+    ({"cu_q_lens": ints(0, 1, 2, 3), "max_q_len": 2}, r"max_q_len 2 \(here 1\)"),
 ]
 
 
 @pytest.mark.parametrize(("other", "message"), PLANS)
 def test_a_plan_of_another_step(other, message):
-    numbers = {"kv_lens": lens(37, 5, 20), **SIZES} | other
+    numbers = {"kv_lens": ints(37, 5, 20), **SIZES} | other
     plan = smkern.plan_attention(numbers.pop("kv_lens"), **numbers)
     with pytest.raises(ArgumentError, match=message):
         call(DECODE, plan=plan)
 
 
 def test_a_plan_of_fewer_tokens_or_another_device():
-    ragged = {"cu_q_lens": lens(0, 1, 4, 13), "max_q_len": 9}
-    plan = smkern.plan_attention(lens(37, 40, 9), **SIZES, **ragged, num_tokens=12)
+    ragged = {"cu_q_lens": ints(0, 1, 4, 13), "max_q_len": 9}
+    plan = smkern.plan_attention(ints(37, 40, 9), **SIZES, **ragged, num_tokens=12)
     with pytest.raises(ArgumentError, match="q has 13 tokens, the plan is for at most 12"):
         call(RAGGED, plan=plan)
-    plan = smkern.plan_attention(lens(37, 5, 20), **SIZES)
+    plan = smkern.plan_attention(ints(37, 5, 20), **SIZES)
     away = type(plan)(plan.shape, plan.budget, plan.buffer.to("meta"), plan.workspace)
     with pytest.raises(ArgumentError, match="plan is a plan on meta, the call is on cpu"):
         call(DECODE, plan=away)
 
 
 def test_a_table_may_be_narrower_than_its_plan_allows():
-    plan = smkern.plan_attention(lens(37, 5, 20), **(SIZES | {"max_kv_len": 4096}))
+    plan = smkern.plan_attention(ints(37, 5, 20), **(SIZES | {"max_kv_len": 4096}))
     assert torch.equal(call(DECODE, plan=plan).isfinite(), torch.ones(3, 4, 64).bool())
 
 
@@ -259,20 +256,20 @@ def test_entries_before_a_window_are_not_looked_at():
 
 
 LENGTHS = [
-    (DECODE, {"kv_lens": lens(37, -2, 20)}, r"kv_lens\[1\] is -2"),
-    (DECODE, {"kv_lens": lens(37, 5, 999)}, r"kv_lens\[2\] is 999, wanted 0 to max_kv_len 64"),
-    (RAGGED, {"cu_q_lens": lens(0, 4, 1, 13)}, r"cu_q_lens\[2\] is 1, below"),
-    (RAGGED, {"cu_q_lens": lens(0, 1, 4, 14)}, r"cu_q_lens\[3\] is 14, outside the 13 tokens"),
+    (DECODE, {"kv_lens": ints(37, -2, 20)}, r"kv_lens\[1\] is -2"),
+    (DECODE, {"kv_lens": ints(37, 5, 999)}, r"kv_lens\[2\] is 999, wanted 0 to max_kv_len 64"),
+    (RAGGED, {"cu_q_lens": ints(0, 4, 1, 13)}, r"cu_q_lens\[2\] is 1, below"),
+    (RAGGED, {"cu_q_lens": ints(0, 1, 4, 14)}, r"cu_q_lens\[3\] is 14, outside the 13 tokens"),
     (RAGGED, {"max_q_len": 8}, "request 2 has 9 query tokens, above max_q_len 8"),
-    (replace(RAGGED, flat=True), {"kv_lens": lens(37, 40, 17)}, "request 2 has 17 keys, 2 pages"),
+    (replace(RAGGED, flat=True), {"kv_lens": ints(37, 40, 17)}, "request 2 has 17 keys, 2 pages"),
     (
         replace(RAGGED, flat=True),
-        {"page_indptr": lens(0, 3, 6, 99)},
+        {"page_indptr": ints(0, 3, 6, 99)},
         r"page_indptr\[3\] is 99, outside",
     ),
     (
         replace(RAGGED, flat=True),
-        {"page_indptr": lens(0, 4, 3, 7)},
+        {"page_indptr": ints(0, 4, 3, 7)},
         "request 1 has 40 keys, 3 pages of 16, and -1 entries",
     ),
 ]
@@ -285,6 +282,6 @@ def test_a_checked_call_names_the_request(case, bad, message):
 
 
 def test_a_table_that_is_too_short_for_a_planned_length():
-    plan = smkern.plan_attention(lens(37, 5, 20), **(SIZES | {"max_kv_len": 4096}))
+    plan = smkern.plan_attention(ints(37, 5, 20), **(SIZES | {"max_kv_len": 4096}))
     with pytest.raises(ArgumentError, match="request 2 has 90 keys, 6 pages of 16, and 4 entries"):
-        call(DECODE, plan=plan, kv_lens=lens(37, 5, 90), check=True)
+        call(DECODE, plan=plan, kv_lens=ints(37, 5, 90), check=True)

@@ -13,15 +13,12 @@ from smkern.kernels.attention.items import plan_items
 from smkern.ops.reference import attention as reference
 from smkern.tuning.attention.shapes import AttentionShape
 from tests.ops.attention.cases import Case, make
+from tests.ops.tensors import ints
 
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 0)))
 MIXED = Case(lengths=((1, 37), (3, 40), (0, 4), (9, 9)))
 FP8 = torch.float8_e4m3fn
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16}
-
-
-def lens(*values):
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def plan_of(made, **changes):
@@ -72,7 +69,7 @@ def test_nothing_to_do(q_tokens, batch):
 
 
 def test_a_plan_is_the_specification_and_is_made_anew_in_place():
-    plan = smkern.plan_attention(lens(300, 20), **SIZES, max_kv_len=512, num_sms=16)
+    plan = smkern.plan_attention(ints(300, 20), **SIZES, max_kv_len=512, num_sms=16)
     shape = AttentionShape(2, 4, 2, 64, 16, 1, 512, 2, 1024)
     assert plan.shape == shape
     assert plan.budget.num_sms == 16
@@ -80,7 +77,7 @@ def test_a_plan_is_the_specification_and_is_made_anew_in_place():
     assert torch.equal(plan.buffer, torch.from_numpy(plan_items(shape, [300, 20], None, 16)))
     places = plan.buffer.data_ptr(), plan.workspace.data_ptr()
     again = smkern.plan_attention(
-        lens(1, 512), **SIZES, max_kv_len=512, num_sms=16, out=plan, check=True
+        ints(1, 512), **SIZES, max_kv_len=512, num_sms=16, out=plan, check=True
     )
     assert again is plan
     assert places == (plan.buffer.data_ptr(), plan.workspace.data_ptr())
@@ -88,15 +85,15 @@ def test_a_plan_is_the_specification_and_is_made_anew_in_place():
 
 
 def test_bounds_of_a_plan():
-    cu = lens(0, 9, 12)
+    cu = ints(0, 9, 12)
     ragged = {**SIZES, "cu_q_lens": cu, "max_q_len": 9, "max_kv_len": 64}
-    assert smkern.plan_attention(lens(9, 40), **ragged).shape.max_tokens == 18
-    tight = smkern.plan_attention(lens(9, 40), **ragged, num_tokens=12, max_total_kv=60)
+    assert smkern.plan_attention(ints(9, 40), **ragged).shape.max_tokens == 18
+    tight = smkern.plan_attention(ints(9, 40), **ragged, num_tokens=12, max_total_kv=60)
     assert (tight.shape.max_tokens, tight.shape.max_total_kv) == (12, 60)
-    assert smkern.plan_attention(lens(9), **SIZES, max_kv_len=64, max_total_kv=10**12).shape == (
+    assert smkern.plan_attention(ints(9), **SIZES, max_kv_len=64, max_total_kv=10**12).shape == (
         AttentionShape(1, 4, 2, 64, 16, 1, 64, 1, 64)
     )
-    smkern.plan_attention(lens(), **SIZES, max_kv_len=0)
+    smkern.plan_attention(ints(), **SIZES, max_kv_len=0)
 
 
 PLAN_ERRORS = [
@@ -111,7 +108,7 @@ PLAN_ERRORS = [
     ({"max_kv_len": True}, "max_kv_len=True"),
     ({"max_total_kv": -1}, "max_total_kv=-1"),
     ({"window": 0}, "window=0"),
-    ({"cu_q_lens": lens(0, 1)}, r"cu_q_lens has shape \[2\], wanted \[3\]"),
+    ({"cu_q_lens": ints(0, 1)}, r"cu_q_lens has shape \[2\], wanted \[3\]"),
     ({"cu_q_lens": torch.zeros(3)}, r"cu_q_lens is torch.float32"),
     ({"cu_q_lens": torch.zeros(3, device="meta").int()}, "cu_q_lens is on meta"),
     ({"out": 3}, "out is int"),
@@ -121,24 +118,24 @@ PLAN_ERRORS = [
 @pytest.mark.parametrize(("bad", "message"), PLAN_ERRORS)
 def test_a_plan_refuses(bad, message):
     with pytest.raises(ArgumentError, match=message):
-        smkern.plan_attention(lens(3, 4), **({**SIZES, "max_kv_len": 64} | bad))
+        smkern.plan_attention(ints(3, 4), **({**SIZES, "max_kv_len": 64} | bad))
 
 
-@pytest.mark.parametrize("bad", [None, [3], lens(3).long(), lens(3, 4)[None], lens(3, 4, 5)[::2]])
+@pytest.mark.parametrize("bad", [None, [3], ints(3).long(), ints(3, 4)[None], ints(3, 4, 5)[::2]])
 def test_a_plan_refuses_such_lengths(bad):
     with pytest.raises(ArgumentError, match="kv_lens"):
         smkern.plan_attention(bad, **SIZES, max_kv_len=64)
 
 
 def test_a_plan_is_not_made_anew_with_other_numbers():
-    plan = smkern.plan_attention(lens(3, 4), **SIZES, max_kv_len=64, num_sms=8)
+    plan = smkern.plan_attention(ints(3, 4), **SIZES, max_kv_len=64, num_sms=8)
     other = {"max_kv_len": 32, "causal": False}
     with pytest.raises(ArgumentError, match=r"max_kv_len 64 \(here 32\).*causal True"):
-        smkern.plan_attention(lens(3, 4), **(SIZES | other), num_sms=8, out=plan)
+        smkern.plan_attention(ints(3, 4), **(SIZES | other), num_sms=8, out=plan)
     with pytest.raises(ArgumentError, match="plan for 8 SMs, this call has 9"):
-        smkern.plan_attention(lens(3, 4), **SIZES, max_kv_len=64, num_sms=9, out=plan)
+        smkern.plan_attention(ints(3, 4), **SIZES, max_kv_len=64, num_sms=9, out=plan)
     with pytest.raises(BudgetError, match="num_sms=0"):
-        smkern.plan_attention(lens(3, 4), **SIZES, max_kv_len=64, num_sms=0)
+        smkern.plan_attention(ints(3, 4), **SIZES, max_kv_len=64, num_sms=0)
 
 
 PLAN_CHECKS = [
@@ -154,11 +151,11 @@ PLAN_CHECKS = [
 
 @pytest.mark.parametrize(("kv_lens", "cu", "message"), PLAN_CHECKS)
 def test_a_checked_plan_names_the_row(kv_lens, cu, message):
-    ragged = {"cu_q_lens": lens(*cu), "max_q_len": 9, "num_tokens": 12} if cu else {}
+    ragged = {"cu_q_lens": ints(*cu), "max_q_len": 9, "num_tokens": 12} if cu else {}
     options = {**SIZES, "max_kv_len": 64, "max_total_kv": 100, **ragged}
-    smkern.plan_attention(lens(*kv_lens), **options)
+    smkern.plan_attention(ints(*kv_lens), **options)
     with pytest.raises(ArgumentError, match=message):
-        smkern.plan_attention(lens(*kv_lens), **options, check=True)
+        smkern.plan_attention(ints(*kv_lens), **options, check=True)
 
 
 def test_merge_states_on_the_host():

@@ -36,14 +36,18 @@ def specs(count: int) -> list[RequestSpec]:
     return workload(5, count, 96, longest=60, answer=12)
 
 
-def executor_of(tp: TensorParallel, max_running: int = 6) -> ModelExecutor:
+def part_of(tp: TensorParallel) -> tuple[Decoder, KvPool]:
+    """A rank's part of the model and of its pages."""
     whole = config(tp.size)
     decoder = Decoder(whole, Weights.random(whole, 3, shard=tp.shard), tp=tp)
     part = decoder.config
     sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, PAGE, part.dtype)
-    pool = (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device="cpu")
+    return decoder, (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device="cpu")
+
+
+def executor_of(tp: TensorParallel, max_running: int = 6) -> ModelExecutor:
     return ModelExecutor(
-        decoder, pool, device=HostDevice(rungs=RUNGS), max_running=max_running, max_prefill=3,
+        *part_of(tp), device=HostDevice(rungs=RUNGS), max_running=max_running, max_prefill=3,
         max_tokens=48, max_context=80,
     )  # fmt: skip
 
@@ -114,11 +118,7 @@ def served_by_ranks(size: int) -> Any:
     """`serve_ranks` under a split; then what is told of an option that there is not, which ends the
     others' calls, and of ranks that ask for other sizes."""
     tp = TensorParallel.from_env(size, "cpu", timeout_s=10)
-    whole = config(size)
-    decoder = Decoder(whole, Weights.random(whole, 3, shard=tp.shard), tp=tp)
-    part = decoder.config
-    sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, PAGE, part.dtype)
-    pool = (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device="cpu")
+    decoder, pool = part_of(tp)
     given: dict[str, Any] = {"max_running": 4, "max_tokens": 48, "max_context": 80}
     device = HostDevice(rungs=RUNGS)
     mux = serve_ranks(decoder, pool, device=device, policy=StaticSplit(48), **given)

@@ -1,0 +1,14 @@
+"""Small tensors on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rows(count: int = 5, cols: int = 64, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(count, cols).to(dtype)
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
