@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from tests.gpu.fp8_support import Case, check, operands, problem_for
 from tests.gpu.gemm_support import capability
 from tests.gpu.sides import at_most
 from tests.gpu.smid_trace import Notes
+from tests.gpu.traced_calls import Traced
 
 CONFIGS = {
     "two": GemmConfig("ws", 128, 128, 64, 8, 6, eager=True),
@@ -32,7 +33,7 @@ CONFIGS = {
 }
 
 
-class TracedGemm:
+class TracedProduct(Traced):
     """A product's launch by a configuration in a budget."""
 
     def __init__(self, config: GemmConfig, budget: Budget) -> None:
@@ -43,17 +44,14 @@ class TracedGemm:
             plan = ScaledGemmKernels(capability()).prepare(problem, config, budget)
         bound = bind_plan(plan, call, self.x.w, row_stride(self.x.out), 0)
         assert bound.launch is not None
-        self._launch = bound.launch
-        room = torch.zeros(max(plan.workspace_bytes, 1 << 16), dtype=torch.uint8, device="cuda")
+        run = bound.launch
+        self._launch = lambda stream, *given: run(*given, stream)
+        size = max(plan.workspace_bytes, 1 << 16)
+        self._room = torch.zeros(size, dtype=torch.uint8, device="cuda")
         x = self.x
-        self._given = (x.a, x.w, x.a_scale, x.w_scale, x.out, None, None, room)
+        given = (x.a, x.w, x.a_scale, x.w_scale, x.out, None, None, self._room)
+        self._given = tuple(0 if y is None else y.data_ptr() for y in given)
         torch.cuda.synchronize()
-
-    def launch(self, stream: int) -> None:
-        self._launch(*(0 if y is None else y.data_ptr() for y in self._given), stream)
-
-    def smids(self) -> Counter[int]:
-        return self.notes.smids()
 
     def reset(self) -> None:
         self.x.out.fill_(torch.nan)
@@ -64,7 +62,7 @@ class TracedGemm:
         check(self.case, self.x)
 
 
-class TracedQuantize:
+class TracedQuantize(Traced):
     """Rows to e4m3."""
 
     def __init__(self, budget: Budget) -> None:
@@ -81,12 +79,6 @@ class TracedQuantize:
         self._launch, self._given = run, (*QUANTIZE.addresses(self.call), 512, 512, 32, 1, 3000)
         torch.cuda.synchronize()
 
-    def launch(self, stream: int) -> None:
-        self._launch(stream, *self._given)
-
-    def smids(self) -> Counter[int]:
-        return self.notes.smids()
-
     def reset(self) -> None:
         self.call.out_scale.fill_(torch.nan)
         torch.cuda.synchronize()
@@ -98,12 +90,8 @@ class TracedQuantize:
         assert torch.equal(self.call.out.cpu().float(), q.float())
 
 
-def product_of(config: GemmConfig) -> Callable[[Budget], Any]:
-    return lambda budget: TracedGemm(config, budget)
-
-
 RUNS: dict[str, Callable[[Budget], Any]] = {
-    **{name: product_of(config) for name, config in CONFIGS.items()},
+    **{name: partial(TracedProduct, config) for name, config in CONFIGS.items()},
     "quantize": TracedQuantize,
 }
 EACH = pytest.mark.parametrize("traced", RUNS.values(), ids=RUNS)
