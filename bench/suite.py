@@ -42,18 +42,22 @@ class UnknownNameError(SmkernError, ValueError):
     """A case, a peer or a model that no suite has."""
 
 
-def known_names(names: str | Iterable[str], known: Iterable[str], what: str) -> tuple[str, ...]:
-    """Names, or those of a text apart by commas.
+def known_names(
+    names: str | Iterable[str] | None, known: Iterable[str], what: str
+) -> tuple[str, ...]:
+    """Those of `known` that are named, also in a text apart by commas; all where names are None.
 
     Raises:
         UnknownNameError: one that is none of `known`; `what` says of what they are names.
     """
     known = tuple(known)
-    found = tuple(x for x in names.split(",") if x) if isinstance(names, str) else tuple(names)
+    if names is None:
+        return known
+    found = [x for x in names.split(",") if x] if isinstance(names, str) else list(names)
     for name in found:
         if name not in known:
             raise UnknownNameError(f"no {what} is named {name!r}; there are {', '.join(known)}")
-    return found
+    return tuple(name for name in known if name in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,15 +69,6 @@ def _is_there(results: Results, provider: str, task: str) -> bool:
     )
 
 
-def engines_named(text: str | None) -> tuple[str, ...]:
-    """Engines by name, apart by commas; all where none is named.
-
-    Raises:
-        UnknownNameError: one that there is not.
-    """
-    return PROVIDERS if text is None else known_names(text, PROVIDERS, "engine")
-
-
 def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
     """Measure engines one after another in a process each: each takes the GPU's memory."""
     for name in names:
@@ -99,7 +90,7 @@ def command(
     output: Output, *, engines: str | None, limits: tuple[int, ...] | None, steps: int
 ) -> None:
     """Measure prompt tokens a millisecond under TBT limits: vLLM's and smkern's, one load."""
-    names = engines_named(engines)
+    names = known_names(engines, PROVIDERS, "engine")
     device_info()  # without a GPU an error, before a file is made
     steps = 64 if output.quick else steps
     load = EngineLoad()

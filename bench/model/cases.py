@@ -173,5 +173,4 @@ def plans_named(names: Iterable[str]) -> tuple[ModelPlan, ...]:
         UnknownNameError: a model that has no plan.
     """
     known = {plan.model: plan for plan in (*PLANS, *MORE_PLANS)}
-    chosen = known_names(names, known, "model")
-    return tuple(known[name] for name in known if name in chosen)
+    return tuple(known[name] for name in known_names(names, known, "model"))

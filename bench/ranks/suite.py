@@ -37,15 +37,6 @@ def _tasks(
 SUBJECTS = ("sums", "forwards", "served")
 
 
-def subjects_named(only: str | None) -> tuple[str, ...]:
-    """The subjects of these names, all where none is given.
-
-    Raises:
-        UnknownNameError: a name that no subject has.
-    """
-    return SUBJECTS if only is None else known_names(only, SUBJECTS, "subject")
-
-
 @suite_command(
     "ranks",
     click.option("--only", default=None, help=f"Subjects, among: {','.join(SUBJECTS)}"),
@@ -57,7 +48,7 @@ def command(output: Output, *, only: str | None, limits: tuple[int, ...] | None)
 
     All ranks run the command; rank 0 writes the file.
     """
-    names = subjects_named(only)
+    names = known_names(only, SUBJECTS, "subject")
     plan = replace(serving.PLAN, served_ms=limits or serving.PLAN.served_ms)
     tp = TensorParallel.from_env(int(os.environ.get("WORLD_SIZE", "2")), "cuda")
     results = output.open() if tp.rank == 0 else Results()

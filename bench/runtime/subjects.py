@@ -43,7 +43,7 @@ from smkern.bench.runtime.rows import of
 from smkern.bench.runtime.served_load import COMPARED, SERVED_S, ServedLoad, open_load
 from smkern.bench.runtime.steady import alone, gaps, multiplexed, paced
 from smkern.bench.runtime.switch import switch_cells
-from smkern.bench.suite import UnknownNameError
+from smkern.bench.suite import UnknownNameError, known_names
 from smkern.models import Weights, preset
 
 PAUSE = 1.2
@@ -280,15 +280,10 @@ def subjects_named(only: str | None) -> tuple[str, ...]:
     Raises:
         UnknownNameError: a name that is no subject's.
     """
-    if not only:
-        return tuple(SUBJECTS)
-    names = tuple(name for name in only.split(",") if name)
-    for name in names:
+    for name in (only or "").split(","):
         if name in NOW_TESTS:
             raise UnknownNameError(
                 f"{name!r} is measured by a test: SMKERN_RESULTS=<results file> python -m pytest "
                 f"{NOW_TESTS[name]}, in a checkout; there are {', '.join(SUBJECTS)} here"
             )
-        if name not in SUBJECTS:
-            raise UnknownNameError(f"no subject is named {name!r}; there are {', '.join(SUBJECTS)}")
-    return tuple(name for name in SUBJECTS if name in names)
+    return known_names(only or None, SUBJECTS, "subject")

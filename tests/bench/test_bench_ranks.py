@@ -16,8 +16,8 @@ from smkern.bench.ranks.rows import (
     SUMMED,
     summarize,
 )
-from smkern.bench.ranks.suite import command, subjects_named
-from smkern.bench.suite import UnknownNameError
+from smkern.bench.ranks.suite import SUBJECTS, command
+from smkern.bench.suite import UnknownNameError, known_names
 from smkern.bench.tables import ranks as tables
 
 
@@ -103,9 +103,9 @@ def test_nothing_is_met_by_nothing() -> None:
 
 
 def test_names_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert subjects_named("served") == ("served",)
+    assert known_names("served,sums", SUBJECTS, "subject") == ("sums", "served")
     with pytest.raises(UnknownNameError, match="no subject is named 'sum'"):
-        subjects_named("sum")
+        known_names("sum", SUBJECTS, "subject")
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     said = CliRunner().invoke(command, ["--out", "nowhere.json"])

@@ -23,10 +23,10 @@ from smkern.bench.engines.cases import (
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.search import last_kept
 from smkern.bench.engines.steps import Step, Steps
-from smkern.bench.engines.suite import engines_named, measure_engine
+from smkern.bench.engines.suite import measure_engine
 from smkern.bench.engines.tasks import TRY_STEPS, VllmTasks
 from smkern.bench.results import Results
-from smkern.bench.suite import Output, UnknownNameError
+from smkern.bench.suite import Output, UnknownNameError, known_names
 from smkern.bench.tables.engines import alone_table, engines_table
 from smkern.bench.tables.markdown import NOT_MEASURED
 
@@ -142,9 +142,9 @@ def test_a_task_that_fails_is_a_cell_and_is_measured_again(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", ["sglang", "vllm:40", "vllm+"])
 def test_an_engine_that_there_is_not(name: str) -> None:
-    assert engines_named(None) == PROVIDERS
+    assert known_names(None, PROVIDERS, "engine") == PROVIDERS
     with pytest.raises(UnknownNameError, match=f"no engine is named '{re.escape(name)}'"):
-        engines_named(f"vllm,{name}")
+        known_names(f"vllm,{name}", PROVIDERS, "engine")
 
 
 def test_linear_layers_come_with_the_attention() -> None:
