@@ -67,7 +67,7 @@ class AttentionTuner(Tuner[AttentionProblem, AttentionConfig]):
         self._plan: Plan | None = None
 
     def order(self, problem: AttentionProblem, config: AttentionConfig) -> Hashable:
-        return constraints.bits(problem, config)
+        return constraints.bits(config)
 
     def expected(self, problem: AttentionProblem) -> Sequence[Tensor]:
         return [self.operands.reference()]

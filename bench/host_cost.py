@@ -75,13 +75,13 @@ class HostCosts:
                     m, n, k = problem
                     ops = GemmOperands(n, k, m, num_sets=4)
                     with torch.cuda.stream(stream):
-                        self._doors(ops, m, where=where, split=split, num_sms=total)
+                        self._doors(ops, m, where=where, split=split)
         smkern_free = GemmOperands(2048, 1024, 128, num_sets=4)
         peers = {"triton": _triton_call(smkern_free, 128, total), "cublas": _mm(smkern_free, 128)}
         for provider, call in peers.items():
             self.note_time("eager", host_time(call), provider=provider)
 
-    def _doors(self, ops: GemmOperands, m: int, *, where: str, split: bool, num_sms: int) -> None:
+    def _doors(self, ops: GemmOperands, m: int, *, where: str, split: bool) -> None:
         about: dict[str, Any] = {"where": where, "split": split, "m": m, "n": ops.n, "k": ops.k}
         sets = ops.sets(m)
         weight = sets[0][1]

@@ -60,7 +60,7 @@ def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side]
     most = (total // atom - 1) * atom
     for decode, side in ((num_sms, "decode"), (total - num_sms, "prefill")):
         if decode % atom == 0 and decode <= most:
-            return decode, side  # type: ignore[return-value]
+            return decode, side
     return None
 
 

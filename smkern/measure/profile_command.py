@@ -205,7 +205,7 @@ def _budgets(splits: Ladder, total: int) -> BudgetOf:
     def budget(place: Place) -> Budget:
         if place.side == "whole":
             return whole
-        return getattr(splits.split(decode=place.rung), place.side).budget  # type: ignore[no-any-return]
+        return getattr(splits.split(decode=place.rung), place.side).budget
 
     return budget
 

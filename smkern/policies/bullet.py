@@ -120,7 +120,7 @@ class Bullet(BasePolicy):
             chunks: Chunks = running.chunks
             late = self._is_late(snapshot, prices, chunks)
         else:
-            batch, tokens, late = self._next(snapshot, prices)
+            batch, tokens, late = self._next(snapshot)
             if not batch:
                 return split(snapshot, None, layers=0, steps=1 if snapshot.joining else 2)
             chunks = tuple(chunks_of(batch, tokens))
@@ -150,7 +150,7 @@ class Bullet(BasePolicy):
             reason=reason,
         )
 
-    def _next(self, snapshot: Snapshot, prices: Prices) -> tuple[Batch, int, bool]:
+    def _next(self, snapshot: Snapshot) -> tuple[Batch, int, bool]:
         """The requests that begin, their tokens, and whether first tokens are late (lines 5, 10 to
         13)."""
         waiting = snapshot.waiting[:LOOKED]

@@ -100,7 +100,7 @@ class MuxWise(BasePolicy):
         if running is None:
             batch, tokens = whole_prompts(snapshot, tokens)
         else:
-            batch, tokens = self._first(snapshot, prices, tokens), tokens
+            batch = self._first(snapshot, prices, tokens)
         if batch:
             self._turns.begins(snapshot, batch, preempt=running is not None)
             chunks: Chunks = tuple(chunks_of(batch, tokens))

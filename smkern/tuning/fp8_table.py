@@ -122,7 +122,7 @@ class ScaledFamily(Family[ScaledProblem, GemmConfig]):
     ) -> GemmConfig:
         check_budget(budget)
         if table is not None and (found := table.lookup(problem, budget, profile.info.capability)):
-            return found  # type: ignore[no-any-return]
+            return found
         return fp8.choose(problem, budget, profile)
 
 

@@ -74,7 +74,7 @@ def test_candidates_are_legal_distinct_and_of_the_same_bits(shape, head_dim, bud
     assert found
     assert len(set(found)) == len(found)
     assert all(constraints.is_legal(problem, config, budget, capability) for config in found)
-    assert len({constraints.bits(problem, c) for c in found if c.kernel == "triton"}) == 1
+    assert len({constraints.bits(c) for c in found if c.kernel == "triton"}) == 1
     kernel = constraints.default_kernel(problem, capability)
     assert (kernel == "cuda") == (capability == HOPPER and head_dim != 80)
     assert any(config.kernel == kernel for config in found)
@@ -96,9 +96,8 @@ def test_neither_batch_nor_length_turns_bits(batch, length):
     )
     for kernel in constraints.AVAILABLE:
         config = constraints.default_config(problem, kernel)
-        assert constraints.bits(problem, config) == constraints.bits(
-            problem_of(), constraints.default_config(problem_of(), kernel)
-        )
+        default = constraints.default_config(problem_of(), kernel)
+        assert constraints.bits(config) == constraints.bits(default)
 
 
 @pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])

@@ -55,7 +55,7 @@ def test_neither_batch_nor_budget_turns_bits(num_sms, batch, head_dim, profile):
         budget = Budget(num_sms, confined)
         config = select_attention(problem, budget, profile).config
         default = select_attention(problem_of(head_dim=head_dim), Budget(132, "mask"), profile)
-        assert constraints.bits(problem, config) == constraints.bits(problem, default.config)
+        assert constraints.bits(config) == constraints.bits(default.config)
         assert constraints.is_legal(problem, config, budget, (9, 0))
 
 

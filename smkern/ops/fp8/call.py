@@ -40,7 +40,7 @@ ScaledGrouped = call_class(
 )
 
 
-def given_scales(a: Any, a_scale: Any, w_scale: Any) -> None:
+def given_scales(a_scale: Any, w_scale: Any) -> None:
     """Raise ArgumentError where only one of the scales is given, or none."""
     for name, x in (("a_scale", a_scale), ("w_scale", w_scale)):
         if x is None:

@@ -128,7 +128,7 @@ def gemm(
         [[8.0, 8.0], [8.0, 8.0], [8.0, 8.0]]
     """
     if a_scale is not None or w_scale is not None or out_dtype is not None:
-        fp8.given_scales(a, a_scale, w_scale)
+        fp8.given_scales(a_scale, w_scale)
         scaled: Tensor = fp8.scaled_gemm(
             a, w, a_scale, w_scale, bias, residual, activation, out_dtype, batch_invariant,
             backend, static_weights, check, out, workspace, num_sms,

@@ -138,7 +138,7 @@ def grouped_gemm(
         [1.0, 1.0, 2.0]
     """
     if a_scale is not None or w_scale is not None or out_dtype is not None:
-        fp8.given_scales(a, a_scale, w_scale)
+        fp8.given_scales(a_scale, w_scale)
         scaled: Tensor = fp8.scaled_grouped(
             a, w, a_scale, w_scale, expert_offsets, swiglu, out_dtype, check, out, num_sms
         )

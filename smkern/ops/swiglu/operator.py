@@ -151,7 +151,7 @@ def gemm_swiglu(
         [[512.0, 512.0], [512.0, 512.0], [512.0, 512.0]]
     """
     if out_scale is not None:
-        fp8.given_scales(a, a_scale, w_scale)
+        fp8.given_scales(a_scale, w_scale)
         if out_dtype is not None:
             raise ArgumentError(
                 f"out_dtype={shown(out_dtype)} with out_scale, whose result is e4m3: leave it out; "
@@ -165,7 +165,7 @@ def gemm_swiglu(
     if gate_up is not None:
         raise ArgumentError("gate_up is given without out_scale: pass both, or neither")
     if a_scale is not None or w_scale is not None or out_dtype is not None:
-        fp8.given_scales(a, a_scale, w_scale)
+        fp8.given_scales(a_scale, w_scale)
         scaled: Tensor = fp8.scaled_swiglu(
             a, w_gate_up, a_scale, w_scale, out_dtype, batch_invariant, backend, static_weights,
             check, out, workspace, num_sms,

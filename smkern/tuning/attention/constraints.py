@@ -119,7 +119,7 @@ def triton_config(
     return config
 
 
-def bits(problem: AttentionProblem, config: AttentionConfig) -> tuple[object, ...]:
+def bits(config: AttentionConfig) -> tuple[object, ...]:
     """The part of a configuration that decides the order of a row's sums.
 
     A CUDA team sums a piece by itself, however many teams there are. Triton's row sums depend on
@@ -292,7 +292,7 @@ def keeps_bits(
 ) -> bool:
     """Batch and budget must not change a row's bits: fields that decide them have the defaults."""
     default = default_config(problem, config.kernel, capability)
-    return bits(problem, config) == bits(problem, default)
+    return bits(config) == bits(default)
 
 
 CONSTRAINTS: tuple[Constraint, ...] = (
