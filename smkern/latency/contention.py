@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from math import exp, log, log2, sqrt
 from typing import NamedTuple
 
-import numpy as np
-
 from smkern.latency.least_squares import fit_any_sign
 from smkern.latency.prompt_times import PromptTimes
 from smkern.latency.roofline import Roofline
@@ -24,8 +22,6 @@ FURTHER = 1
 weights, and steps are slowed by that (18% too fast at worst, 24% without)."""
 RIDGE = 0.3
 """Weight of coefficients of 0, which where all terms are alike keeps them small."""
-_NEAR = 1e-3
-"""Squared distance, in standard deviations, below which a pair is at the point."""
 
 
 class Pair(NamedTuple):
@@ -97,47 +93,41 @@ class Usage:
 
 
 class Slowdowns:
-    """A line in a pair's terms, and what it leaves, by the nearest pairs that were timed.
+    """A line in a pair's terms and in the square and the cube of its SMs.
 
-    Terms are in standard deviations of what was timed, and go no further than that did, but for the
-    prompts' share of the bandwidth in a line.
+    It goes near the pairs that were timed and not through them: power dips for a second and makes
+    single pairs a tenth slower, and what they leave says nothing of others. Terms are in standard
+    deviations of what was timed, and go no further than that did, but for the prompts' share of the
+    bandwidth.
 
     Args:
         pairs: Pairs and their slowdowns.
         terms: A pair's terms, SMs first.
-        in_line: How many of the first of them are in the line, besides the square and the cube of
-            the first; the others tell what is near.
     """
 
     def __init__(
         self,
         pairs: Iterable[tuple[Pair, float]],
         terms: Callable[[Pair], tuple[float, ...]],
-        in_line: int,
     ) -> None:
         timed = list(pairs)
-        self._terms, self._in_line = terms, in_line
+        self._terms = terms
         rows = [terms(pair) for pair, _ in timed]
         scales = [_Scale.of(column) for column in zip(*rows, strict=True)]
         self._scales = [
-            scale.wider() if index == FURTHER < in_line else scale
-            for index, scale in enumerate(scales)
+            scale.wider() if index == FURTHER else scale for index, scale in enumerate(scales)
         ]
         logs = [log(max(ratio, LEAST)) for _, ratio in timed]
-        points = [self._scaled(row) for row in rows]
-        self._line = _ridge([self._row(point) for point in points], logs)
-        self._points = np.array(points)
-        self._left = np.array(logs) - [self._of_line(point) for point in points]
+        self._line = _ridge([self._row(row) for row in rows], logs)
         self._kept: dict[tuple[int, ...], float] = {}
 
     def __bool__(self) -> bool:
-        return len(self._left) > 0
+        return bool(self._line)
 
     def seen_by(self, terms: Callable[[Pair], tuple[float, ...]]) -> Slowdowns:
         """The same, with another model's terms."""
-        other = Slowdowns([], terms, self._in_line)
+        other = Slowdowns([], terms)
         other._scales, other._line = self._scales, self._line
-        other._points, other._left = self._points, self._left
         return other
 
     def at(self, pair: Pair) -> float:
@@ -152,20 +142,13 @@ class Slowdowns:
         return found
 
     def _compute(self, pair: Pair) -> float:
-        point = self._scaled(self._terms(pair))
-        apart = self._points - point
-        weights = (_NEAR + np.einsum("ij,ij->i", apart, apart)) ** -2
-        near = float(weights @ self._left / weights.sum())
-        return min(max(LEAST, exp(self._of_line(point) + near)), MOST)
+        row = self._row(self._terms(pair))
+        slower = exp(sum(a * b for a, b in zip(self._line, row, strict=True)))
+        return min(max(LEAST, slower), MOST)
 
-    def _scaled(self, row: Sequence[float]) -> tuple[float, ...]:
-        return tuple([scale(x) for scale, x in zip(self._scales, row, strict=True)])
-
-    def _row(self, point: Sequence[float]) -> tuple[float, ...]:
-        return (1.0, point[0] ** 2, point[0] ** 3, *point[: self._in_line])
-
-    def _of_line(self, point: Sequence[float]) -> float:
-        return sum(a * b for a, b in zip(self._line, self._row(point), strict=True))
+    def _row(self, terms: Sequence[float]) -> tuple[float, ...]:
+        scaled = [scale(x) for scale, x in zip(self._scales, terms, strict=True)]
+        return (1.0, scaled[0] ** 2, scaled[0] ** 3, *scaled)
 
 
 class _Scale(NamedTuple):

@@ -29,9 +29,6 @@ from smkern.profile import DEFAULT, Profile, load_profile
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
 
-STEP_TERMS, PROMPT_TERMS = 9, 1
-"""Terms of a pair in the line of a step's slowdown, and of prompts': these are told by what is
-near, as a line in shares led far off for the shortest prompts (10% against 6% in the mean)."""
 FP8 = "-fp8"
 """What stands behind the names of presets whose linear layers are in fp8."""
 GUARD = 1.12
@@ -51,9 +48,8 @@ class TablePredictor:
     - `StepTimes` has decode steps, `PromptTimes` prompts and mixed forwards.
     - Some layers of a prompt take their share; the head is computed where the launch has it.
     - A slowdown beside the other kind is told by what both take of the memory and of the FLOP
-      rate, and by the nearest pairs that were timed (`Slowdowns`). It counts a side that runs as
-      busy. Launches that share SMs, as in an impatient switch, are slowed by the SMs that they
-      would need besides.
+      rate, and by their sizes (`Slowdowns`). It counts a side that runs as busy. Launches that
+      share SMs, as in an impatient switch, are slowed by the SMs that they would need besides.
 
     Args:
         timings: Measured times, us.
@@ -93,8 +89,8 @@ class TablePredictor:
         self._prompts = PromptTimes(alone, roofline, self._steps)
         self._confidence = Confidence(alone)
         usage = Usage(self._steps, self._prompts, roofline, profile.info.num_sms)
-        self._decode_beside = Slowdowns(self._slowed(beside, "decode"), usage.of, STEP_TERMS)
-        self._prefill_beside = Slowdowns(self._slowed(beside, "prefill"), usage.of, PROMPT_TERMS)
+        self._decode_beside = Slowdowns(self._slowed(beside, "decode"), usage.of)
+        self._prefill_beside = Slowdowns(self._slowed(beside, "prefill"), usage.of)
 
     def _slowed(self, beside: Mapping[Timing, float], kind: Kind) -> Iterator[tuple[Pair, float]]:
         """Slowdowns of cells that say what their neighbour was."""
@@ -215,7 +211,7 @@ class TablePredictor:
     def worst_us(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         """The longest that a launch is expected to take beside another, us.
 
-        `GUARD` times what is expected: of held-out decode steps beside prompts 94% (8B) and 90%
+        `GUARD` times what is expected: of held-out decode steps beside prompts 96% (8B) and 97%
         (32B) took no longer.
 
         Args:

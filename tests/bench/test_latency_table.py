@@ -39,8 +39,8 @@ def test_held_out_steps_are_predicted(model: str) -> None:
     assert len(held_out) >= 100
     assert found.refused == 0
     assert found.solo["all"].mean < 0.04
-    assert found.beside["decode"].mean < 0.075
-    assert found.beside["prefill"].mean < 0.065
+    assert found.beside["decode"].mean < 0.055
+    assert found.beside["prefill"].mean < 0.075
 
 
 def beginning(model: str, count: int, path: Path) -> Path:

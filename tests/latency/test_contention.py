@@ -24,29 +24,39 @@ def test_a_pair_of_launches() -> None:
     assert got == Pair(24, 108, 4, 200, 400, 75)
 
 
-def test_what_was_timed_comes_back() -> None:
-    timed = {PAIR._replace(step_sms=n, tokens=t): 1 + n / 100 + t / 9999 for n in (16, 32, 64)
-             for t in (256, 4096)}  # fmt: skip
-    slowdowns = Slowdowns(timed.items(), terms, 1)
-    for pair, ratio in timed.items():
-        # sizes are told apart by half octaves
+LINE = {
+    PAIR._replace(step_sms=n, tokens=t): (n / 8) ** 0.2 * t**0.03
+    for n in range(8, 120, 8) for t in (256, 1024, 4096)
+}  # fmt: skip
+
+
+def test_a_line_comes_back() -> None:
+    slowdowns = Slowdowns(LINE.items(), terms)
+    for pair, ratio in LINE.items():
+        # sizes are told apart by half octaves, and coefficients are drawn to 0
         assert slowdowns.at(pair) == pytest.approx(ratio, rel=0.01)
 
 
+def test_a_dip_of_power_is_no_rule() -> None:
+    dipped = PAIR._replace(step_sms=56, tokens=1024)
+    slowdowns = Slowdowns({**LINE, dipped: 1.2 * LINE[dipped]}.items(), terms)
+    assert slowdowns.at(dipped) == pytest.approx(LINE[dipped], rel=0.03)
+
+
 def test_one_pair_is_enough() -> None:
-    slowdowns = Slowdowns([(PAIR, 1.5)], terms, 3)
+    slowdowns = Slowdowns([(PAIR, 1.5)], terms)
     assert slowdowns
     assert slowdowns.at(PAIR) == pytest.approx(1.5)
     assert slowdowns.at(PAIR._replace(step_sms=100)) == pytest.approx(1.5)
 
 
 def test_none_is_false() -> None:
-    assert not Slowdowns([], terms, 1)
+    assert not Slowdowns([], terms)
 
 
 def test_between_rungs_it_is_between() -> None:
     slowdowns = Slowdowns(
-        [(PAIR._replace(step_sms=n), r) for n, r in ((16, 1.2), (32, 1.5), (64, 1.8))], terms, 1
+        [(PAIR._replace(step_sms=n), r) for n, r in ((16, 1.2), (32, 1.5), (64, 1.8))], terms
     )
     assert 1.2 < slowdowns.at(PAIR._replace(step_sms=22)) < 1.5 < slowdowns.at(
         PAIR._replace(step_sms=44)
@@ -55,7 +65,7 @@ def test_between_rungs_it_is_between() -> None:
 
 def test_another_models_terms() -> None:
     timed = [(PAIR._replace(step_sms=n), 1 + n / 64) for n in (16, 32, 64)]
-    other = Slowdowns(timed, terms, 1).seen_by(lambda pair: terms(pair._replace(step_sms=32)))
+    other = Slowdowns(timed, terms).seen_by(lambda pair: terms(pair._replace(step_sms=32)))
     assert other.at(PAIR._replace(step_sms=64)) == pytest.approx(1.5, rel=0.02)
 
 
@@ -65,5 +75,5 @@ def test_another_models_terms() -> None:
 )  # fmt: skip
 def test_slowdowns_are_bounded(ratios: list[float], sms: int, tokens: int, batch: int) -> None:
     timed = [(PAIR._replace(step_sms=8 * i + 8), ratio) for i, ratio in enumerate(ratios)]
-    slowdowns = Slowdowns(timed, terms, 3)
+    slowdowns = Slowdowns(timed, terms)
     assert 1 <= slowdowns.at(Pair(sms, 132 - sms, batch, 100, tokens, 0)) <= MOST
