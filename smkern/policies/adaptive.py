@@ -98,13 +98,13 @@ class Adaptive(BasePolicy):
         >>> from smkern.latency import TablePredictor
         >>> from smkern.policies import Adaptive, Snapshot, Waiting
         >>> snapshot = Snapshot(
-        ...     trigger="decode", waiting=(Waiting(7, 0.0, 2000),), running_kv=(2048,) * 64,
+        ...     trigger="decode", waiting=(Waiting(7, 0.0, 2000, 8000),), running_kv=(2048,) * 4,
         ...     rungs=(16, 32, 48), num_sms=132, num_layers=36, free_pages=500, page_size=16,
         ...     max_running=96, max_prefill=4, max_tokens=8192,
         ... )
         >>> predictor = TablePredictor.load("qwen3-8b")
-        >>> [Adaptive(predictor, tbt_slo_ms=limit).decide(snapshot).rung for limit in (16, 20)]
-        [48, None]
+        >>> [Adaptive(predictor, tbt_slo_ms=limit).decide(snapshot).rung for limit in (10, 15, 20)]
+        [32, 16, None]
     """
 
     heeds = ("tbt",)
