@@ -176,10 +176,10 @@ def _prompts(rungs: Sequence[int]) -> Iterator[Cell]:
         yield from (Cell(place, (), (Chunk(tokens),)) for place in places)
     # a regression per partition needs something cached on each of them
     yield from (Cell(place, (), (Chunk(512, CACHED[0]),)) for place in places)
+    for tokens, cached in product((512, 128, 2048), CACHED):
+        yield from (Cell(place, (), (Chunk(tokens, cached),)) for place in coarse[::2])
     for tokens in TOKENS:
         yield from (Cell(place, (), (Chunk(tokens),)) for place in coarse)
-    for cached, tokens in product(CACHED, (512, 128, 2048)):
-        yield from (Cell(place, (), (Chunk(tokens, cached),)) for place in coarse[::2])
 
 
 def _mixed() -> Iterator[Cell]:
