@@ -33,7 +33,8 @@ class Decoder:
         tp: The ranks that share the model; the weights are this one's part. None: one has all.
         batch_invariant: A token's bits depend on its request alone: not on the batch, the budget or
             the prompt's chunks, provided that no chunk has 8 tokens or fewer (attention's decode
-            path) unless the whole prompt has.
+            path) unless the whole prompt has. Behind 8,192 tokens attention cuts keys by the
+            chunk, and bits are the same for the same chunks.
 
     Attributes:
         config: The model; with `tp` this rank's heads and widths, and the whole vocabulary.
