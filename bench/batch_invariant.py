@@ -14,6 +14,7 @@ from smkern.bench.cases import Group
 from smkern.bench.frame import GroupSuite, Provider
 from smkern.bench.gemm import gemm_groups
 from smkern.bench.gemm_providers import GemmCase, ShapeBench
+from smkern.bench.rows import Cell
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command
 from smkern.device import device_info
 from smkern.measure.compiling import dispatcher_of
@@ -21,7 +22,6 @@ from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions, Place
 from smkern.measure.timing import Timing, geomean, ratio
 
-Cell = dict[str, Any]
 Differences = dict[str, list[dict[str, int]]]
 
 OP = "gemm_batch_invariant"

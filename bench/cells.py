@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smkern.bench.rows import Cell
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 
 if TYPE_CHECKING:
     from smkern.device import Budget
     from smkern.profile import Placement, Profile
-
-Cell = dict[str, Any]
 
 
 class Work(Protocol):

@@ -14,13 +14,12 @@ from smkern.bench.cells import cell_head, failed_cell
 from smkern.bench.cliff_rules import judge, to_measure_again
 from smkern.bench.frame import GroupSuite, Provider
 from smkern.bench.gemm_providers import GemmCase, ShapeBench
+from smkern.bench.rows import Cell
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command
 from smkern.device import device_info
 from smkern.measure.compiling import dispatcher_of, precompile
 from smkern.measure.gemm import GemmOperands, Shape
 from smkern.measure.partitions import Partitions
-
-Cell = dict[str, Any]
 
 OP = "gemm_cliffs"
 SHAPES: tuple[Shape, ...] = ((6144, 4096), (4096, 14336))

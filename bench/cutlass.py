@@ -13,15 +13,13 @@ from typing import Any
 from smkern.bench.cutlass_cpp import PROVIDER, CutlassBench
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_rows import TFLOPS_PER_SM, settled_ratio
-from smkern.bench.rows import target_row
+from smkern.bench.rows import Cell, target_row
 from smkern.bench.suite import GEMM_OPTIONS, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
 from smkern.kernels.cute.cpp import load
 from smkern.kernels.cute.cpp_build import built
 from smkern.measure.gemm import BUDGETS, SHAPES
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
 
 BACKENDS: dict[str, str | None] = {
     "smkern": None,

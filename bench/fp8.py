@@ -22,7 +22,6 @@ from smkern.measure.partitions import Place
 from smkern.measure.timing import Call, sets_for
 from smkern.ops.reference.fp8 import dequantize, quantize
 
-Cell = dict[str, Any]
 Kind = Literal["tensor", "row", "block"]
 
 KINDS: dict[Kind, tuple[str, str]] = {

@@ -8,10 +8,8 @@ from typing import Any
 
 from smkern.bench import fp8_grouped
 from smkern.bench.peers import DEEPGEMM
-from smkern.bench.rows import not_measured, settled, target_row
+from smkern.bench.rows import Cell, not_measured, settled, target_row
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
 
 FEW_ROWS, FEW_SMS = 64, 48
 MANY_ROWS, MANY_SMS = 1024, 60

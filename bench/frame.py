@@ -16,12 +16,11 @@ from smkern.bench.cases import C, Group, Measured
 from smkern.bench.cells import ceiling_of, cell_head, failed_cell, measured_cell
 from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.results import Results
+from smkern.bench.rows import Cell
 from smkern.bench.suite import Output, Run
 from smkern.measure.partitions import Partitions, Place, Placement, trim_memory
 from smkern.measure.timing import Call, Case, Timing, first_line, ratio, time_within, try_eagerly
 from smkern.profile import Profile, load_profile
-
-Cell = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

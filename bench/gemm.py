@@ -13,6 +13,7 @@ from smkern.bench.cases import Group
 from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm_providers import OUR_BACKENDS, GemmBench, GemmCase
 from smkern.bench.gemm_rows import WORST_TARGET, is_losing, summarize
+from smkern.bench.rows import Cell
 from smkern.bench.suite import (
     AGAIN_OPTION,
     GEMM_OPTIONS,
@@ -27,7 +28,6 @@ from smkern.measure.gemm import BUDGETS, MS, SHAPES, GemmOperands, Shape
 from smkern.measure.partitions import Partitions, Place
 from smkern.tuning.config import GemmConfig, GemmProblem
 
-Cell = dict[str, Any]
 GemmGroup = Group[GemmCase]
 
 STREAMING_SHAPE: Shape = (28672, 4096)

@@ -11,6 +11,7 @@ import torch
 
 from smkern.bench.cases import Group
 from smkern.bench.frame import Bench, Provider, wrong_result
+from smkern.bench.rows import Cell
 from smkern.device import Budget
 from smkern.measure.compiling import problem_of
 from smkern.measure.gemm import GemmOperands
@@ -18,8 +19,6 @@ from smkern.measure.partitions import Partitions, Place
 from smkern.measure.timing import Call, Timing, ratio
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.tuning.config import GemmConfig, GemmProblem
-
-Cell = dict[str, Any]
 
 OUR_BACKENDS: dict[str, str | None] = {
     "smkern": None,

@@ -15,7 +15,7 @@ from smkern.bench.cliffs import even_budgets
 from smkern.bench.host_timing import host_time, switch_time
 from smkern.bench.plain_launch import plain_launch
 from smkern.bench.results import Results
-from smkern.bench.rows import cost_cell
+from smkern.bench.rows import Cell, cost_cell
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command, written
 from smkern.device import Budget, device_info
 from smkern.measure.compiling import dispatcher_of, problem_of
@@ -23,8 +23,6 @@ from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions
 from smkern.measure.timing import Timing
 from smkern.partition import current_budget
-
-Cell = dict[str, Any]
 
 OP = "gemm_host"
 TARGET_US = {"eager": 10.0, "torch_ops": 16.0, "new_budget": 5.0, "switch": 10.0}

@@ -20,6 +20,7 @@ from smkern.bench.cells import cell_head
 from smkern.bench.gemm_providers import describe
 from smkern.bench.power import Watts, energy_counter
 from smkern.bench.prompt_power_rows import Reading, figures, summarize
+from smkern.bench.rows import Cell
 from smkern.bench.suite import (
     BUDGETS_OPTION,
     TIME_LIMIT_OPTION,
@@ -45,8 +46,6 @@ from smkern.runtime.place import Lane
 from smkern.runtime.place import Place as Side
 from smkern.tuning import constraints
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
-
-Cell = dict[str, Any]
 
 MODEL = "qwen3-8b"
 LAYERS = 4

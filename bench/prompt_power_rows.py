@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.bench.rows import target_row
+from smkern.bench.rows import Cell, target_row
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
 
 SAME = 1.02
 """Configurations whose times differ by less are equally fast."""

@@ -14,11 +14,11 @@ import click
 from rich.progress import Progress
 
 from smkern.bench.results import Results, open_results, results_folder
+from smkern.bench.rows import Cell
 from smkern.errors import SmkernError
 from smkern.measure.options import IntList, ShapeList, stacked
 from smkern.measure.provenance import collect_meta
 
-Cell = dict[str, Any]
 I = TypeVar("I")  # noqa: E741  an item of a run
 SAVE_EVERY_S = 5.0
 

@@ -20,7 +20,7 @@ from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_providers import GemmCase
 from smkern.bench.gemm_rows import settled_ratio
-from smkern.bench.rows import target_row
+from smkern.bench.rows import Cell, target_row
 from smkern.bench.suite import AGAIN_OPTION, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
 from smkern.errors import TableError
@@ -31,8 +31,6 @@ from smkern.profile import load_profile
 from smkern.tuning.cells import shipped_path
 from smkern.tuning.cost_constants import CostConstants, read_constants
 from smkern.tuning.select import GEMM_FAMILY
-
-Cell = dict[str, Any]
 
 MODELS: Mapping[str, Mapping[str, Shape]] = {
     "mistral-7b, a quarter": {

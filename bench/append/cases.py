@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from smkern.bench.rows import not_measured, settled, target_row
+from smkern.bench.rows import Cell, not_measured, settled, target_row
 from smkern.measure.append import AppendCase, Kind
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
 
 OPS = ("qk_norm_rope_append", "append_kv")
 KINDS: tuple[Kind, ...] = ("plain", "norm-rope", "fp8")

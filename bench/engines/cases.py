@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-Cell = dict[str, Any]
+from smkern.bench.rows import Cell
 
 OP = "engine"
 VLLM, ATTENTION, LINEAR, OURS = "vllm", "vllm+smkern", "vllm+linear", "smkern"

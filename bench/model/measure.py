@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.prompt import PromptTimes, time_prompt
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL
 from smkern.bench.power import PowerMeter
+from smkern.bench.rows import Cell
 from smkern.latency.cost import Kernel, kernels_of, total_bytes, total_flops
 from smkern.measure.partitions import Place
 from smkern.measure.timing import (
@@ -31,8 +31,6 @@ from smkern.measure.timing import (
 )
 from smkern.models import Step
 from smkern.profile import Profile
-
-Cell = dict[str, Any]
 
 ONCE = ("plan", "embedding", "final_norm", "head", "sample")
 """Operators that a step launches once; the others once a layer."""

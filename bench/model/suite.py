@@ -26,6 +26,7 @@ from smkern.bench.model.prepare import compile_gemms
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL, summarize
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results
+from smkern.bench.rows import Cell
 from smkern.bench.suite import (
     BUDGETS_OPTION,
     TIME_LIMIT_OPTION,
@@ -40,8 +41,6 @@ from smkern.measure.options import IntList
 from smkern.measure.partitions import Partitions, Place, trim_memory
 from smkern.measure.timing import first_line
 from smkern.profile import load_profile
-
-Cell = dict[str, Any]
 
 LAUNCH_BUDGETS = (48, 132)
 LAUNCH_BATCHES = (1, 64)

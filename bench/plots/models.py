@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -12,12 +11,11 @@ from smkern.bench.model.rows import DECODE, PREFILL, is_plain, of
 from smkern.bench.plots.operators import gpu_of, split
 from smkern.bench.plots.styles import provider_curve
 from smkern.bench.results import Results
+from smkern.bench.rows import Cell
 from smkern.bench.runtime.cases import ABLATION, AGGREGATED, ALONE, OURS, PACED, STEADY, STOCK
 from smkern.bench.runtime.rows import of as rows_of
 from smkern.bench.tables.runtime import VARIANTS
 from smkern.panels import Mark, Panel, Picture, curve, level, look
-
-Cell = dict[str, Any]
 
 LIMIT = look("limit", "#c8553d", linewidth=1.2, linestyle=":")
 BESIDE = look("smkern, beside a prefill", "#6a994e", "^", linewidth=1.4)

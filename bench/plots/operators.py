@@ -12,10 +12,9 @@ from smkern.bench.ops.rows import OPS
 from smkern.bench.partition_rows import OURS, bandwidth, candidates
 from smkern.bench.plots.styles import provider_curve
 from smkern.bench.results import Results
-from smkern.bench.rows import settled
+from smkern.bench.rows import Cell, settled
 from smkern.panels import Mark, Panel, Picture, curve, level, look
 
-Cell = dict[str, Any]
 Points = dict[int, float]
 K = TypeVar("K")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smkern.bench.results import Results
+from smkern.bench.rows import Cell
 from smkern.panels import Picture
 from smkern.replay import plots
 
-Cell = dict[str, Any]
 Lines = dict[str, list[tuple[float, float]]]
 
 LATENCIES = {"TTFT p99": ("ttft_ms", "p99"), "TBT p99": ("tbt_ms", "p99")}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from smkern.bench.rows import target_row, worst_row
+from smkern.bench.rows import Cell, target_row, worst_row
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 
-Cell = dict[str, Any]
 SUMMED, GATHERED, DECODE, PREFILL = "summed_rms_norm", "gathered_logits", "decode_step", "prefill"
 SERVED, TRIED = "served_beside", "served_try"
 RANDOM_STEPS, TOKENS = "random_steps", "token_mismatches"

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from smkern.bench.rows import Cell
 from smkern.bench.suite import known_names
-
-Cell = dict[str, Any]
 
 OP = "runtime"
 OURS, STOCK = "smkern", "stock"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smkern.bench.results import Results
+from smkern.bench.rows import Row
 from smkern.bench.runtime.cases import (
     AGGREGATED,
     AIMS,
@@ -28,8 +29,6 @@ from smkern.bench.runtime.cases import (
     gain_name,
     gap_name,
 )
-
-Row = dict[str, Any]
 
 MOST = {
     MISMATCHES: 0,

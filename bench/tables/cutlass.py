@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from smkern.bench.cutlass import Groups, groups_of, over_cublas, over_triton
 from smkern.bench.cutlass_cpp import PROVIDER
+from smkern.bench.rows import Cell
 from smkern.bench.tables.markdown import pivot
 from smkern.measure.timing import geomean
 
-Cell = dict[str, Any]
 Ratio = Callable[[dict[str, Cell]], float | None]
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from smkern.bench.fp8_rows import times_of
 from smkern.bench.peers import DEEPGEMM
+from smkern.bench.rows import Cell
 from smkern.bench.tables.markdown import pivot
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
 
 
 def times_table(cells: Iterable[Cell]) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from smkern.bench.gemm_rows import WORST_TARGET, settled_ratio
 from smkern.bench.results import Results
+from smkern.bench.rows import Cell
 from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
 from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio
 from smkern.measure.timing import geomean
 
-Cell = dict[str, Any]
 Case = tuple[int, int, int]
 
 RATE_CASES = ((64, 28672, 4096), (512, 6144, 4096), (2048, 6144, 4096), (2048, 4096, 14336))

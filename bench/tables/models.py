@@ -8,9 +8,8 @@ from typing import Any
 from smkern.bench.model.cases import limit_of
 from smkern.bench.model.rows import DECODE, KERNEL, PREFILL, is_plain, of
 from smkern.bench.results import Results
+from smkern.bench.rows import Cell
 from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
-
-Cell = dict[str, Any]
 
 STEPS_A_LINE = 9
 PREFILL_FIGURES = (

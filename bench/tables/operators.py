@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from smkern.bench.append import cases as append
 from smkern.bench.attention.rows import settled as attention_ratio
 from smkern.bench.ops import rows as ops
-from smkern.bench.rows import settled
+from smkern.bench.rows import Cell, settled
 from smkern.bench.tables.markdown import pivot
-
-Cell = dict[str, Any]
 
 READ_COUNTS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 READ_LABELS = {

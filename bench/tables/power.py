@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from smkern.bench.prompt_power_rows import cooler, groups_of
+from smkern.bench.rows import Cell
 from smkern.bench.tables.markdown import rows_or_none
 
-Cell = dict[str, Any]
 HEAD = ("product, SMs", "configuration", "us", "mJ a token", "W", "MHz", "decode, ms")
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from smkern.bench.ranks.rows import DECODE, GATHERED, PREFILL, RANDOM_STEPS, SERVED, SUMMED, TOKENS
+from smkern.bench.rows import Cell
 from smkern.bench.tables.markdown import pivot, rows_or_none
-
-Cell = dict[str, Any]
 
 
 def sums_table(cells: Iterable[Cell]) -> str:

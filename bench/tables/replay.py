@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from smkern.bench.replay.measure import BOUND
 from smkern.bench.replay.oracle import ORACLE
@@ -18,10 +17,9 @@ from smkern.bench.replay.rows import (
     rivals,
 )
 from smkern.bench.replay.stock import ON_STOCK
+from smkern.bench.rows import Cell
 from smkern.bench.tables.markdown import rows_or_none
 from smkern.policies import POLICIES
-
-Cell = dict[str, Any]
 
 
 def goodput_table(cells: Sequence[Cell]) -> str:

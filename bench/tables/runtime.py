@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from smkern.bench.rows import Cell
 from smkern.bench.runtime import cases
 from smkern.bench.runtime.rows import KEPT_BY, LEAST, MOST, best, gain_meets, is_gain, of, sides
 from smkern.bench.tables.markdown import NOT_MEASURED, pivot, rows_or_none
-
-Cell = dict[str, Any]
 
 VARIANTS = {
     "all": "layer by layer, polled, two steps launched",
