@@ -21,7 +21,7 @@ from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.reader import Reader
 from smkern.bench.reads import best_reader
 from smkern.bench.results import Results
-from smkern.bench.suite import GEMM_OPTIONS, Output, show, suite_command, written
+from smkern.bench.suite import BUDGETS_OPTION, Output, show, suite_command, written
 from smkern.device import device_info, gpu_folder
 from smkern.measure.partitions import Partitions, Place
 from smkern.measure.sm_clock import Clock, DeviceClock
@@ -210,15 +210,14 @@ def ship_profile(profile: Profile, folder: Path = SHIPPED) -> Path:
 
 @suite_command(
     "ceilings",
-    *GEMM_OPTIONS,
+    BUDGETS_OPTION,
     click.option("--save", is_flag=True, help="Keep the curves as your profile of this GPU."),
     click.option("--ship", is_flag=True, help="Write them to the package's own profiles."),
 )
-def command(output: Output, *, budgets: Any, save: bool, ship: bool, **_: Any) -> None:
+def command(output: Output, *, budgets: Any, save: bool, ship: bool) -> None:
     """Time reads and dense products on n SMs, alone and beside each other.
 
-    --budgets names small sides; each is measured with its complement. --shapes and --ms do not
-    apply.
+    --budgets names small sides; each is measured with its complement.
     """
     quick = output.quick
     if (budgets and (save or ship)) or (quick and ship):

@@ -16,7 +16,7 @@ from smkern.bench.host_timing import host_time, switch_time
 from smkern.bench.plain_launch import plain_launch
 from smkern.bench.results import Results
 from smkern.bench.rows import Cell, cost_cell
-from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command, written
+from smkern.bench.suite import BUDGETS_OPTION, MS_OPTION, Output, suite_command, written
 from smkern.device import Budget, device_info
 from smkern.measure.compiling import dispatcher_of, problem_of
 from smkern.measure.gemm import GemmOperands
@@ -196,8 +196,8 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     return {"met": sum(row["met"] for row in rows), "of": len(rows), "worst": worst}
 
 
-@suite_command("host", *GEMM_OPTIONS)
-def command(output: Output, *, ms: Any, budgets: Any, **_: Any) -> None:
+@suite_command("host", MS_OPTION, BUDGETS_OPTION)
+def command(output: Output, *, ms: Any, budgets: Any) -> None:
     """Time what an eager call, a changed budget and another partition cost the host."""
     info = device_info()
     results = output.open()

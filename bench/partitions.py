@@ -18,7 +18,7 @@ from smkern.bench.partition_rows import summarize
 from smkern.bench.reader import Reader
 from smkern.bench.reads import best_reader, time_reads
 from smkern.bench.results import Results
-from smkern.bench.suite import GEMM_OPTIONS, Output, show, suite_command, written
+from smkern.bench.suite import BUDGETS_OPTION, Output, show, suite_command, written
 from smkern.device import device_info
 from smkern.measure.timing import Timing
 
@@ -175,12 +175,12 @@ def run(rungs: Sequence[int], results: Results, errors: dict[str, str]) -> None:
                 default.close()
 
 
-@suite_command("partitions", *GEMM_OPTIONS)
-def command(output: Output, *, budgets: Any, **_: Any) -> None:
+@suite_command("partitions", BUDGETS_OPTION)
+def command(output: Output, *, budgets: Any) -> None:
     """Time reads from SMs chosen by smkern, the driver, torch, FlashInfer's way and at random.
 
     Beside them the host time and memory of making a ladder, of switching partitions, and of
-    asking for the SM count. --shapes and --ms do not apply.
+    asking for the SM count.
     """
     total = device_info().num_sms
     rungs = budgets or (QUICK_RUNGS if output.quick else default_rungs(total))

@@ -125,9 +125,8 @@ def _room_for(*counts: int) -> Iterator[None]:
                  help="Instead: for so long have streams of which a tenth hang up."),
 )  # fmt: skip
 def command(
-    output: Any, *, model: str, streams: int, prompt: int, tokens: int, soak_s: float | None,
-    **_: Any,
-) -> None:  # fmt: skip
+    output: Any, *, model: str, streams: int, prompt: int, tokens: int, soak_s: float | None
+) -> None:
     """Time tokens of streams over HTTP, and of the same runtime without it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if soak_s is not None:

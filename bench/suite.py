@@ -25,9 +25,10 @@ SAVE_EVERY_S = 5.0
 BUDGETS_OPTION = click.option(
     "--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:2"
 )
+MS_OPTION = click.option("--ms", type=IntList(), default=None, help="Rows of the activations.")
 GEMM_OPTIONS = (
     click.option("--shapes", type=ShapeList(), default=None, help="Weights, as NxK,NxK."),
-    click.option("--ms", type=IntList(), default=None, help="Rows of the activations."),
+    MS_OPTION,
     BUDGETS_OPTION,
 )
 AGAIN_OPTION = click.option(

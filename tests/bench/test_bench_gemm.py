@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from smkern.bench import batch_invariant, cliffs, gemm, host_cost, untuned
+from smkern.bench import batch_invariant, cliffs, gemm, untuned
 from smkern.bench.cases import Group
 from smkern.bench.frame import Rounds
 from smkern.bench.gemm_providers import GemmBench, GemmCase
@@ -224,9 +224,7 @@ def test_batch_invariant_cells_are_paired_and_bits_compared(small, tmp_path):
     assert set(results.summary["rows_that_differ"]) == {f"{N}x{K}"}
 
 
-@pytest.mark.parametrize(
-    "command", [gemm.command, cliffs.command, host_cost.command, batch_invariant.command]
-)
+@pytest.mark.parametrize("command", [gemm.command, cliffs.command, batch_invariant.command])
 def test_commands_explain_themselves(command):
     shown = CliRunner().invoke(command, ["--help"])
     assert shown.exit_code == 0
