@@ -22,10 +22,6 @@ EIGHT = 8
 RANDOM_DRAWS = 5
 
 
-def _nothing() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Green:
     """Some SMs and a stream that reaches no others.
@@ -42,11 +38,12 @@ class Green:
     num_sms: int
     stream: Any
     entered: Callable[[], AbstractContextManager[Any]] = nullcontext
-    release: Callable[[], None] = _nothing
+    release: Callable[[], None] = lambda: None
     keep: Any = None
 
     def close(self) -> None:
-        """Destroy the stream and the context; all work on them has finished."""
+        """Destroy the stream and the context, once all work has finished."""
+        torch.cuda.synchronize()
         self.release()
 
 
@@ -74,19 +71,16 @@ class Driver:
         stream = torch.cuda.ExternalStream(made.stream, device=torch.device("cuda", self.device))
 
         def release() -> None:
-            _value(_bindings().cuStreamDestroy(made.stream), "cuStreamDestroy")
-            _value(_bindings().cuGreenCtxDestroy(made.handle), "cuGreenCtxDestroy")
+            self._cuda.destroy_stream(made)
+            self._cuda.detach(made)
 
         return Green(made.num_sms, stream, release=release)
 
     def one_group(self, num_sms: int) -> Green:
         """FlashInfer's way: a split into one group of that size and the remainder."""
-        driver = _bindings()
-        handle = _value(driver.cuDeviceGet(self.device), "cuDeviceGet")
-        whole = _value(driver.cuDeviceGetDevResource(handle, _sm_type()), "cuDeviceGetDevResource")
-        groups, _, _ = _value(
-            driver.cuDevSmResourceSplitByCount(1, whole, 0, num_sms), "cuDevSmResourceSplitByCount"
-        )
+        cuda = self._cuda
+        whole = cuda.call("cuDeviceGetDevResource", cuda.handle, cuda.sm)
+        groups, _, _ = cuda.call("cuDevSmResourceSplitByCount", 1, whole, 0, num_sms)
         return self.create(groups[:1])
 
     def torch_green(self, num_sms: int) -> Green:
@@ -100,15 +94,15 @@ class Driver:
         if not getattr(green_contexts, "SUPPORTED", False):
             raise DeviceError(f"torch {torch.__version__} was built without green contexts")
         context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=self.device)
-        stream = _stream_of(context)
-        if stream is not None:
-            granted = self._cuda.stream_num_sms(stream.cuda_stream)
+        cuda = self._cuda
+        if hasattr(context, "Stream"):
+            stream = context.Stream()
+            granted = cuda.stream_num_sms(stream.cuda_stream)
             return Green(granted or device_info(self.device).num_sms, stream, keep=context)
 
         @contextmanager
         def entered() -> Iterator[None]:
-            driver = _bindings()
-            primary = _value(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+            primary = cuda.call("cuCtxGetCurrent")
             context.set_context()
             try:
                 yield
@@ -116,46 +110,12 @@ class Driver:
                 try:
                     context.pop_context()
                 finally:
-                    _value(driver.cuCtxSetCurrent(primary), "cuCtxSetCurrent")
+                    cuda.call("cuCtxSetCurrent", primary)
 
         with entered():
-            granted_now = _granted_to_current()
+            now = cuda.call("cuCtxGetDevResource", cuda.call("cuCtxGetCurrent"), cuda.sm)
             stream = torch.cuda.current_stream(self.device)
-        return Green(granted_now, stream, entered, keep=context)
-
-
-def _bindings() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
-def _value(result: tuple[Any, ...], call: str) -> Any:
-    """What a call of cuda.bindings returned beside its status."""
-    code, *values = result
-    if int(code):
-        raise DeviceError(f"{call} failed with {code!s}")
-    return values[0] if len(values) == 1 else values
-
-
-def _sm_type() -> Any:
-    return _bindings().CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-
-
-def _granted_to_current() -> int:
-    """SMs of the context that is current."""
-    driver = _bindings()
-    context = _value(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
-    granted = _value(driver.cuCtxGetDevResource(context, _sm_type()), "cuCtxGetDevResource")
-    return int(granted.sm.smCount)
-
-
-def _stream_of(context: Any) -> Any:
-    """The stream of a torch green context, or None where it has no such method."""
-    try:
-        return context.Stream()
-    except AttributeError:
-        return None
+        return Green(int(now.sm.smCount), stream, entered, keep=context)
 
 
 def candidate_orders(

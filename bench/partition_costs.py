@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
@@ -102,25 +102,15 @@ def _query_row(kind: str, place: Green) -> dict[str, Any]:
     return row | {"value": round(us, 3), "answer": answer, "right": answer == place.num_sms}
 
 
-@contextmanager
-def _other_streams() -> Iterator[dict[str, Green]]:
-    """Streams that smkern did not make, by kind; the foreign one is a green context's."""
+def measure_costs(results: Results, reader: Reader) -> None:
+    """All rows; the ladder's first. SM counts are asked for on streams of others too."""
     whole = smkern.device_info().num_sms
-    foreign = Driver().one_group(FOREIGN_SMS)
-    try:
-        yield {
+    with closing(Driver().one_group(FOREIGN_SMS)) as foreign:
+        others = {
             "default": Green(whole, torch.cuda.default_stream()),
             "plain": Green(whole, torch.cuda.Stream()),
             "foreign": foreign,
         }
-    finally:
-        torch.cuda.synchronize()
-        foreign.close()
-
-
-def measure_costs(results: Results, reader: Reader) -> None:
-    """All rows; the ladder's first."""
-    with _other_streams() as others:
         ladder_costs(results, reader)
         switch_costs(results)
         query_costs(results, others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,22 +56,13 @@ def find_candidates(driver: Driver, reader: Reader) -> Candidates:
     def sms_of(groups: Sequence[Any]) -> list[tuple[int, ...]]:
         found = []
         for group in groups:
-            with _closing(driver.create([group])) as green:
+            with closing(driver.create([group])) as green:
                 found.append(reader.sms_of(green.stream))
         return found
 
     pairs, (eights, rest) = driver.pairs(), driver.eights()
     orders = candidate_orders(sms_of(pairs), sms_of([*eights, *([rest] if rest else [])]))
     return Candidates(driver, pairs, orders, EIGHT * len(eights))
-
-
-@contextmanager
-def _closing(green: Green) -> Iterator[Green]:
-    try:
-        yield green
-    finally:
-        torch.cuda.synchronize()
-        green.close()
 
 
 @dataclass(slots=True)
@@ -87,21 +78,16 @@ class Choices:
 
     def rung(self, num_sms: int) -> None:
         """Every choice of `num_sms` SMs: ours, the peers', the candidates."""
-        foreign: dict[str, Green] = {}
-        try:
+        places = dict(self._ours(num_sms))
+        with ExitStack() as opened:
             for name, made in self._foreign(num_sms):
-                foreign[name] = made
-                foreign[name] = self._seen(name, made)
-            places = {**dict(self._ours(num_sms)), **foreign}
+                opened.callback(made.close)
+                places[name] = self._seen(name, made)
             failed: dict[str, str] = {}
             timings = time_reads(self.reader, places, errors=failed)
             for name, timing in timings.items():
                 self.results.add(self._cell(name, num_sms, places[name], timing))
             self.errors.update({f"{name} on {num_sms} SMs": why for name, why in failed.items()})
-        finally:
-            torch.cuda.synchronize()
-            for green in foreign.values():
-                green.close()
 
     def _ours(self, num_sms: int) -> Iterator[tuple[str, Green]]:
         """The decode side of our ladders: `smkern`, spread, and `driver`, its default groups."""
@@ -160,19 +146,15 @@ def run(rungs: Sequence[int], results: Results, errors: dict[str, str]) -> None:
     driver = Driver()
     candidates = find_candidates(driver, reader)
     eighths = [n for n in rungs if n % EIGHT == 0 and n <= candidates.by_eights]
-    with smkern.ladder(list(rungs)) as spread, Progress() as progress:
-        ladders = {"smkern": spread}
-        default = smkern.ladder(eighths, atom=EIGHT, placement="default") if eighths else None
-        try:
-            if default is not None:
-                ladders["driver"] = default
-            choices = Choices(reader, driver, candidates, ladders, results, errors)
-            for num_sms in progress.track(rungs, description="bandwidth by choice of SMs"):
-                choices.rung(num_sms)
-        finally:
-            torch.cuda.synchronize()
-            if default is not None:
-                default.close()
+    with ExitStack() as stack:
+        ladders = {"smkern": stack.enter_context(smkern.ladder(list(rungs)))}
+        if eighths:
+            default = smkern.ladder(eighths, atom=EIGHT, placement="default")
+            ladders["driver"] = stack.enter_context(default)
+        choices = Choices(reader, driver, candidates, ladders, results, errors)
+        progress = stack.enter_context(Progress())
+        for num_sms in progress.track(rungs, description="bandwidth by choice of SMs"):
+            choices.rung(num_sms)
 
 
 @suite_command("partitions", BUDGETS_OPTION)

@@ -62,10 +62,10 @@ class CudaDriver:
             ) from error
         self.device = device
         self._cuda = driver
-        self._handle = self._call("cuDeviceGet", device)
-        self._sm = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        self.handle = self.call("cuDeviceGet", device)
+        self.sm = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: Any) -> Any:
         """A driver call's result; `DeviceError` with its name, code and the remedy."""
         try:
             code, *values = getattr(self._cuda, name)(*args)
@@ -77,18 +77,18 @@ class CudaDriver:
 
     def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]:
         """The device's SMs in groups of `min_sms`, as many as fit, and the remainder or None."""
-        whole = self._call("cuDeviceGetDevResource", self._handle, self._sm)
-        groups, count, rest = self._call(
+        whole = self.call("cuDeviceGetDevResource", self.handle, self.sm)
+        groups, count, rest = self.call(
             "cuDevSmResourceSplitByCount", whole.sm.smCount // min_sms, whole, flags, min_sms
         )
         return list(groups[: int(count)]), rest if rest.sm.smCount else None
 
     def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext:
         """A green context of groups of one split, with one non-blocking stream."""
-        description = self._call("cuDevResourceGenerateDesc", list(groups), len(groups))
-        handle = self._call("cuGreenCtxCreate", description, self._handle, _DEFAULT_STREAM)
-        stream = self._call("cuGreenCtxStreamCreate", handle, _NON_BLOCKING, priority)
-        granted = self._call("cuGreenCtxGetDevResource", handle, self._sm)
+        description = self.call("cuDevResourceGenerateDesc", list(groups), len(groups))
+        handle = self.call("cuGreenCtxCreate", description, self.handle, _DEFAULT_STREAM)
+        stream = self.call("cuGreenCtxStreamCreate", handle, _NON_BLOCKING, priority)
+        granted = self.call("cuGreenCtxGetDevResource", handle, self.sm)
         return GreenContext(handle, int(stream), int(granted.sm.smCount))
 
     def create_stream(self) -> int:
@@ -99,7 +99,7 @@ class CudaDriver:
         import torch
 
         with torch.cuda.device(self.device):
-            return int(self._call("cuStreamCreate", _NON_BLOCKING))
+            return int(self.call("cuStreamCreate", _NON_BLOCKING))
 
     def detach(self, context: GreenContext) -> None:
         """Destroy a context whose work has finished, leaving its stream detached.
@@ -107,11 +107,11 @@ class CudaDriver:
         Launches on the stream then fail with a clear error, and its handle is not reused for
         another stream. (Destroying the stream later fails, as its context is gone.)
         """
-        self._call("cuGreenCtxDestroy", context.handle)
+        self.call("cuGreenCtxDestroy", context.handle)
 
     def destroy_stream(self, context: GreenContext) -> None:
         """Destroy a context's stream, before the context."""
-        self._call("cuStreamDestroy", context.stream)
+        self.call("cuStreamDestroy", context.stream)
 
     def smids(self, stream: int, num_ctas: int) -> list[int]:
         """The SM of each of `num_ctas` probe CTAs launched on `stream`; waits for them."""
@@ -127,10 +127,10 @@ class CudaDriver:
 
     def stream_num_sms(self, stream: int) -> int | None:
         """SM count of a stream's green context; None if it has none."""
-        handle = self._call("cuStreamGetGreenCtx", stream)
+        handle = self.call("cuStreamGetGreenCtx", stream)
         if not int(handle):
             return None
-        return int(self._call("cuGreenCtxGetDevResource", handle, self._sm).sm.smCount)
+        return int(self.call("cuGreenCtxGetDevResource", handle, self.sm).sm.smCount)
 
 
 @cache
