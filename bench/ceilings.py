@@ -14,9 +14,10 @@ import click
 from rich.progress import Progress
 
 from smkern.bench.ceiling_rows import PLACEMENTS, profile_of, summarize
+from smkern.bench.cells import cell_head
 from smkern.bench.contention import Load, time_beside, time_together
 from smkern.bench.contexts import Green
-from smkern.bench.dense import Dense, expected_us
+from smkern.bench.dense import Dense
 from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.reader import Reader
 from smkern.bench.reads import best_reader
@@ -25,7 +26,7 @@ from smkern.bench.suite import BUDGETS_OPTION, Output, show, suite_command, writ
 from smkern.device import device_info, gpu_folder
 from smkern.measure.partitions import Partitions, Place
 from smkern.measure.sm_clock import Clock, DeviceClock
-from smkern.measure.timing import Call, Timing
+from smkern.measure.timing import Timing
 from smkern.profile import SHIPPED, Placement, Profile, save_profile
 
 SHARES = (8, 16, 24, 32, 40, 48, 60)
@@ -67,23 +68,25 @@ class Ceilings:
 
         In a default partition cuBLAS runs, so ours need not stand in for it.
         """
-        self._run(place, "read", self._read(place))
+        read, read_l2 = self._reads(place)
+        self._run(place, "read", read)
         if not dense:
             return
-        self._run(place, "read_l2", self._read_l2(place))
+        self._run(place, "read_l2", read_l2)
         errors: dict[str, str] = {}
         working = self.dense.working(place, errors)
         for provider, call in islice(working, 1 if place.placement == "default" else None):
-            self._run(place, "dense", self._product(place, call), dense_by=provider)
+            self._run(place, "dense", Load.of(call, place.stream), dense_by=provider)
         for provider, message in errors.items():
             self.errors[f"{provider} on {place.num_sms} SMs ({place.placement})"] = message
 
     def beside(self, place: Place, other: Place) -> None:
         """Reads at `place` while our products run at `other`, its complement, as prompts' do."""
         call = dict(self.dense.working(other, {}))[OURS]
+        read, read_l2 = self._reads(place)
         found = time_beside(
-            {"read": self._read(place), "read_l2": self._read_l2(place)},
-            self._product(other, call),
+            {"read": read, "read_l2": read_l2},
+            Load.of(call, other.stream),
             self.clock_on(place.stream),
             while_busy=self._watch,
         )
@@ -93,23 +96,13 @@ class Ceilings:
         if found.neighbour is not None:
             self.results.add(self._cell("dense", other, found.neighbour, OURS, beside=True))
 
-    def _read(self, place: Place) -> Load:
-        return self._load(place, lambda raw: self.reader.launch(place.num_sms, raw))
-
-    def _read_l2(self, place: Place) -> Load:
-        return self._load(place, lambda raw: self.reader.launch_l2(place.num_sms, raw))
-
-    def _load(self, place: Place, launch: Callable[[int], None]) -> Load:
-        raw = place.stream.cuda_stream
-
-        def call(i: int) -> None:
-            launch(raw)
-
-        call(0)
-        return Load(call, place.stream, expected_us(call, place.stream))
-
-    def _product(self, place: Place, call: Call) -> Load:
-        return Load(call, place.stream, expected_us(call, place.stream))
+    def _reads(self, place: Place) -> tuple[Load, Load]:
+        """Of memory and of L2."""
+        num_sms, stream, reader = place.num_sms, place.stream, self.reader
+        return (
+            Load.of(lambda i: reader.launch(num_sms, stream.cuda_stream), stream),
+            Load.of(lambda i: reader.launch_l2(num_sms, stream.cuda_stream), stream),
+        )
 
     def _run(self, place: Place, kind: str, load: Load, dense_by: str = "") -> None:
         timings = time_together({kind: load}, at_least_us=WINDOW_US[kind], while_busy=self._watch)
@@ -136,13 +129,8 @@ class Ceilings:
             case = {"bytes": size}
             provider, neighbour = f"reader:{self.reader.shape.name}", "dense"
             rates = {"tflops": None, "tbps": round(size / us / 1e6, 4)}
-        return {
-            "op": kind,
-            "case": case | {"beside": neighbour if beside else None},
-            "num_sms": place.num_sms,
-            "mode": place.mode,
-            "placement": place.placement,
-            "provider": provider,
+        about = case | {"beside": neighbour if beside else None}
+        return cell_head(kind, about, place, provider) | {
             "us": round(us, 2),
             **rates,
             "fraction_of_ceiling": None,

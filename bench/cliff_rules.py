@@ -31,22 +31,26 @@ def slower(us: Mapping[int, float]) -> dict[int, float]:
 
 def per_sm(us: Mapping[int, float]) -> dict[int, float]:
     """Rate per SM over the best rate per SM at any smaller budget; the smallest budget is 1."""
+    return _over_best({n: 1 / (us[n] * n) for n in us})
+
+
+def _over_best(rates: Mapping[int, float]) -> dict[int, float]:
     best = 0.0
     found = {}
-    for num_sms in sorted(us):
-        rate = 1 / (us[num_sms] * num_sms)
+    for num_sms, rate in sorted(rates.items()):
         found[num_sms] = round(rate / best, 4) if best else 1.0
         best = max(best, rate)
     return found
 
 
+def _below(fractions: Mapping[int, float]) -> dict[int, float]:
+    limits = {n: PER_SM_NARROW if n <= NARROW_SMS else PER_SM_WIDE for n in fractions}
+    return {n: fraction for n, fraction in fractions.items() if fraction < limits[n]}
+
+
 def uneven(us: Mapping[int, float]) -> dict[int, float]:
     """Budgets whose rate per SM falls below 0.90 (up to 60 SMs) or 0.80 of the best before it."""
-    return {
-        num_sms: fraction
-        for num_sms, fraction in per_sm(us).items()
-        if fraction < (PER_SM_NARROW if num_sms <= NARROW_SMS else PER_SM_WIDE)
-    }
+    return _below(per_sm(us))
 
 
 def uneven_of_ceiling(fractions: Mapping[int, float]) -> dict[int, float]:
@@ -54,15 +58,7 @@ def uneven_of_ceiling(fractions: Mapping[int, float]) -> dict[int, float]:
 
     Where bandwidth binds, the rate per SM must fall: 48 of 132 SMs read all that HBM gives.
     """
-    best = 0.0
-    found = {}
-    for num_sms in sorted(fractions):
-        fraction = fractions[num_sms]
-        limit = PER_SM_NARROW if num_sms <= NARROW_SMS else PER_SM_WIDE
-        if best and fraction < limit * best:
-            found[num_sms] = round(fraction / best, 4)
-        best = max(best, fraction)
-    return found
+    return _below(_over_best(fractions))
 
 
 def judge(us: Mapping[int, float], fractions: Mapping[int, float]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smkern.measure.sm_clock import Clock, NoClock
-from smkern.measure.timing import Timing, current_stream
+from smkern.measure.timing import Timing, current_stream, run_eagerly
 
 WINDOW_US = 40_000.0
 """How long the streams are kept busy, unless more is asked for."""
@@ -43,6 +43,18 @@ class Load:
     call: Callable[[int], Any]
     stream: Any
     expected_us: float
+
+    @classmethod
+    def of(cls, call: Callable[[int], Any], stream: Any) -> Load:
+        """The work with the time of its second call, with nothing beside it."""
+        run_eagerly(call, stream)
+        begin, end = _event(), _event()
+        with current_stream(stream):
+            begin.record(stream)
+            call(0)
+            end.record(stream)
+        end.synchronize()
+        return cls(call, stream, max(1.0, 1e3 * float(begin.elapsed_time(end))))
 
 
 def window_us(loads: Mapping[str, Load], at_least_us: float = WINDOW_US) -> float:

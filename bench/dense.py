@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smkern.measure.partitions import Place
-from smkern.measure.timing import Call, current_stream, try_eagerly
+from smkern.measure.timing import Call, try_eagerly
 
 M, N, K = 4096, 24576, 4096
 """3,072 tiles of 128x256: the last, partial wave of any partition is under 5% of the time."""
@@ -62,15 +62,3 @@ class Dense:
                 yield provider, call
             else:
                 errors[provider] = message
-
-
-def expected_us(call: Call, stream: Any) -> float:
-    """Microseconds of one call that has run before, with nothing beside it."""
-    torch.cuda.synchronize()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    with current_stream(stream):
-        begin.record(stream)
-        call(0)
-        end.record(stream)
-    end.synchronize()
-    return max(1.0, 1e3 * float(begin.elapsed_time(end)))

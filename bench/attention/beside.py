@@ -6,12 +6,12 @@ from typing import Any
 
 from smkern.bench.cells import cell_head
 from smkern.bench.contention import Load, time_beside
-from smkern.bench.dense import Dense, expected_us
+from smkern.bench.dense import Dense
 from smkern.bench.reader import SHAPES, Reader
 from smkern.measure.attention import AttentionCase
 from smkern.measure.partitions import Place
 from smkern.measure.sm_clock import DeviceClock
-from smkern.measure.timing import Call, run_eagerly
+from smkern.measure.timing import Call
 
 OP = "paged_attention_beside"
 MOST_SMS = 48
@@ -36,12 +36,9 @@ def beside_cell(case: AttentionCase, call: Call, place: Place, other: Place) -> 
     def read(i: int) -> None:
         reader.launch(place.num_sms, raw)
 
-    def load(call: Call, at: Place) -> Load:
-        run_eagerly(call, at.stream)
-        return Load(call, at.stream, expected_us(call, at.stream))
-
-    probes = {"attention": load(call, place), "read": load(read, place)}
-    found = time_beside(probes, load(dense.calls()["smkern"], other), DeviceClock(place.stream))
+    probes = {name: Load.of(x, place.stream) for name, x in (("attention", call), ("read", read))}
+    products = Load.of(dense.calls()["smkern"], other.stream)
+    found = time_beside(probes, products, DeviceClock(place.stream))
     us = found.probes["attention"].us_median
     tbps = case.bytes_moved / us / 1e6
     reads = reader.tbps(found.probes["read"].us_median)

@@ -102,7 +102,7 @@ def test_beside_products_a_step_is_held_against_the_reader_there(virtual_gpu, mo
     dense = SimpleNamespace(calls=lambda: {"smkern": lambda i: None})
     monkeypatch.setattr(beside, "Dense", lambda: dense)
     monkeypatch.setattr(beside, "DeviceClock", lambda stream: None)
-    monkeypatch.setattr(beside, "expected_us", lambda call, stream: 1.0)
+    monkeypatch.setattr(beside.Load, "of", lambda call, stream: None)
     us = case.bytes_moved / 1.5e6
     timings = {"attention": Timing((us,)), "read": Timing((7.0,))}
     found = Beside(timings, None, 1467.0)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from smkern.bench import ceilings
 from smkern.bench.ceiling_rows import curve, dense_beside, dense_ceiling, profile_of, summarize
 from smkern.bench.ceilings import SHARES, Ceilings, command, counts, ship_profile, sides
-from smkern.bench.contention import Beside
+from smkern.bench.contention import Beside, Load
 from smkern.bench.dense import Dense
 from smkern.bench.results import Results, load_results
 from smkern.device import Budget
@@ -157,7 +157,7 @@ def made(monkeypatch) -> Ceilings:
 
     monkeypatch.setattr(ceilings, "time_together", together)
     monkeypatch.setattr(ceilings, "time_beside", beside)
-    monkeypatch.setattr(ceilings, "expected_us", lambda call, stream: 100.0)
+    monkeypatch.setattr(Load, "of", lambda call, stream: Load(call, stream, 100.0))
     reader = SimpleNamespace(
         launch=lambda num_sms, raw: None,
         launch_l2=lambda num_sms, raw: None,
