@@ -15,7 +15,7 @@ from smkern.device import Budget
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.measure.attention import AttentionCase, AttentionOperands
 from smkern.measure.partitions import Place
-from smkern.ops.attention.dispatch import AttentionDispatcher
+from smkern.ops.attention.dispatch import AttentionDispatcher, attention_dispatcher
 from smkern.ops.attention.plan import Plan, empty_plan
 from smkern.profile import Profile
 from smkern.tuning.attention import constraints
@@ -137,12 +137,6 @@ class AttentionTuner(Tuner[AttentionProblem, AttentionConfig]):
         )
 
 
-def _dispatcher(index: int) -> AttentionDispatcher:
-    from smkern.ops.attention.dispatch import attention_dispatcher
-
-    return attention_dispatcher(index)
-
-
 def _tuner(cases: Sequence[AttentionCase], dispatcher: Any, device: str = "cuda") -> AttentionTuner:
     (case,) = cases
     return AttentionTuner(dispatcher, AttentionOperands(case, device))
@@ -163,7 +157,7 @@ def _tasks(
 FAMILY = MeasuredFamily(
     tuned=ATTENTION_FAMILY,
     listed=listed,
-    dispatcher=_dispatcher,
+    dispatcher=attention_dispatcher,
     tuner=_tuner,
     tasks=_tasks,
     best=partial(best_cell, same_within=SAME_WITHIN),

@@ -16,10 +16,6 @@ Tasks = Mapping[Hashable, Callable[[], object]]
 """Variant to the task that compiles it into this user's cache, in another process."""
 
 
-def _same(x: Any) -> Any:
-    return x
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredFamily:
     """A family and how it is measured. A case has a `name` and a `problem`.
@@ -42,7 +38,7 @@ class MeasuredFamily:
     tuner: Callable[[Sequence[Any], Any, str], Tuner[Any, Any]]
     tasks: Callable[[Any, Budget, Sequence[Any], Any], Tasks]
     best: Callable[[Sequence[Measurement[Any, Any]]], Any] = best_cell
-    operands: Callable[[Any], Hashable] = _same
+    operands: Callable[[Any], Hashable] = lambda case: case
     most: int = 12
 
     @property

@@ -16,7 +16,7 @@ from smkern.autotune.shortlist import shortlist
 from smkern.device import Budget, DeviceInfo
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Place
-from smkern.ops.gemm.dispatch import Dispatcher
+from smkern.ops.gemm.dispatch import Dispatcher, gemm_dispatcher
 from smkern.profile import Profile, profile_for
 from smkern.tuning import constraints
 from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
@@ -60,10 +60,12 @@ class GemmTuner(Tuner[GemmProblem, GemmConfig]):
     Args:
         dispatcher: prepares the launches.
         operands: rotated sets of a, w and out, together past L2.
+        static_weights: a model's weights stay as they are: launches overlap as they do there.
     """
 
     dispatcher: Dispatcher
     operands: GemmOperands
+    static_weights: bool = True
     name: str = "gemm"
     tolerance: float = 2e-2
     """bf16 rounding alone gives 2e-3, a wrong tile far more."""
@@ -100,10 +102,8 @@ class GemmTuner(Tuner[GemmProblem, GemmConfig]):
         extras = [0 if x is None else x.data_ptr() for x in (bias, residual)]
         a, w, out = sets[0]
         residual_stride = problem.n if residual is not None else 0
-        # a model's weights stay as they are: launches overlap as they do there
-        launch = plan.bind(
-            a.stride(0), w.stride(0), out.stride(0), residual_stride, static_weights=True
-        )
+        strides = a.stride(0), w.stride(0), out.stride(0), residual_stride
+        launch = plan.bind(*strides, static_weights=self.static_weights)
         return [
             partial(launch, *(x.data_ptr() for x in tensors), *extras, workspace, stream)
             for tensors in sets
@@ -208,12 +208,6 @@ def _table_of(info: DeviceInfo) -> Table:
     return GEMM_FAMILY.load(profile_for(info))
 
 
-def _dispatcher(index: int) -> Dispatcher:
-    from smkern.ops.gemm.dispatch import gemm_dispatcher
-
-    return gemm_dispatcher(index)
-
-
 def _tuner(cases: Sequence[GemmCase], dispatcher: Dispatcher, device: str = "cuda") -> GemmTuner:
     n, k, dtype = cases[0].operands
     rows = max(case.problem.m for case in cases)
@@ -245,7 +239,7 @@ def gemm_family(*, kernels: tuple[Kernel, ...] = KERNELS, cublaslt: bool = True)
     return MeasuredFamily(
         tuned=GEMM_FAMILY,
         listed=partial(listed, kernels=kernels, cublaslt=cublaslt),
-        dispatcher=_dispatcher,
+        dispatcher=gemm_dispatcher,
         tuner=_tuner,
         tasks=_tasks,
         best=best_cell,

@@ -62,11 +62,9 @@ class OperatorTuner(Tuner[Any, Any]):
         return [*self.op.results_of(call), *(getattr(call, name) for name in self.op.changed)]
 
     def poison(self, problem: Any) -> None:
-        call = self.calls[0]
-        for x in self.op.results_of(call):
-            x.fill_(float("nan") if x.is_floating_point() else -1)
+        super().poison(problem)
         for name, x in self._kept.items():
-            getattr(call, name).copy_(x)
+            getattr(self.calls[0], name).copy_(x)
 
     def recover(self, problem: Any, place: Place) -> None:
         if self._workspace is not None:

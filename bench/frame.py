@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Generic
@@ -249,18 +249,6 @@ def note_again(first: Iterable[Cell], second: Iterable[Cell]) -> list[Cell]:
     return noted
 
 
-def _never(cell: Cell) -> bool:
-    return False
-
-
-def _itself(case: Any) -> Hashable:
-    return case
-
-
-def _nothing(groups: Sequence[Any], partitions: Partitions, progress: Progress) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class GroupSuite(Generic[C]):
     """What a suite of groups adds to the frame.
@@ -277,9 +265,9 @@ class GroupSuite(Generic[C]):
 
     build: Callable[[Sequence[C]], Bench[C]]
     summarize: Callable[[Sequence[Cell]], dict[str, Any]]
-    is_losing: Callable[[Cell], bool] = _never
-    shares: Callable[[C], Hashable] = _itself
-    prepare: Callable[[Sequence[Group[C]], Partitions, Progress], Any] = _nothing
+    is_losing: Callable[[Cell], bool] = lambda cell: False
+    shares: Callable[[C], Any] = lambda case: case
+    prepare: Callable[[Sequence[Group[C]], Partitions, Progress], Any] = lambda *_: None
     placements: tuple[Placement, ...] = ("spread", "default")
     counts: Callable[[Cell], bool] = lambda cell: True
 

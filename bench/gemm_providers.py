@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from smkern.autotune.gemm import GemmTuner
 from smkern.bench.cases import Group
 from smkern.bench.frame import Bench, Provider, wrong_result
 from smkern.bench.rows import Cell
@@ -143,12 +144,12 @@ class GemmBench(ShapeBench):
         return Provider(name, place, partial(cublas_call, self.operands, case.m))
 
     def _wrong_budget(self, case: GemmCase, place: Place, told: Budget) -> Provider:
-        misled = Misled(self.dispatcher, told)
-        about = {"config": describe(misled.config(case.problem))}
-        make = partial(misled.call, self.operands, case, place)
-        return Provider(
-            "wrong-budget", place, make, about, case={**case.about, "budget_told": told.num_sms}
-        )
+        """Our own kernel told another budget than the place's, past all validation."""
+        config = self.dispatcher.select(case.problem, told, "own").config
+        tuner = GemmTuner(self.dispatcher, self.operands, static_weights=False)
+        make = partial(tuner.call, case.problem, replace(place, budget=told), config)
+        about = {**case.about, "budget_told": told.num_sms}
+        return Provider("wrong-budget", place, make, {"config": describe(config)}, case=about)
 
     def compare(
         self, provider: Provider, cells: Mapping[str, Cell], timings: Mapping[str, Timing]
@@ -203,52 +204,6 @@ def cublas_call(ops: GemmOperands, m: int) -> Call:
         torch.mm(a, wt, out=out)
 
     return call
-
-
-@dataclass(slots=True)
-class Misled:
-    """Our own kernel told the whole device's budget wherever it runs, past all validation.
-
-    It shares one workspace among its calls: they run one after another.
-    """
-
-    dispatcher: Dispatcher
-    told: Budget
-    _workspace: torch.Tensor | None = None
-
-    def config(self, problem: GemmProblem) -> GemmConfig:
-        return self.dispatcher.select(problem, self.told, "own").config
-
-    def call(self, ops: GemmOperands, case: GemmCase, place: Place) -> Call:
-        """Launches on the place's stream, configured and sized for `told`."""
-        plan = self.dispatcher.prepare(case.problem, self.config(case.problem), self.told)
-        workspace, stream = self._workspace_of(plan.workspace_bytes), place.stream.cuda_stream
-        launches = [
-            (
-                *(tensor.data_ptr() for tensor in (a, w, out)),
-                *(0, 0),
-                *(tensor.stride(0) for tensor in (a, w, out)),
-                *(0, workspace, stream),
-            )
-            for a, w, out in ops.sets(case.m)
-        ]
-        launch, count = plan.launch, len(launches)
-
-        def call(i: int) -> None:
-            launch(*launches[i % count])
-
-        return call
-
-    def _workspace_of(self, num_bytes: int) -> int:
-        """Zeroed afresh, so that a launch that failed before leaves no count behind."""
-        if not num_bytes:
-            return 0
-        if self._workspace is None or self._workspace.nbytes < num_bytes:
-            torch.cuda.synchronize()
-            self._workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
-        self._workspace.zero_()
-        torch.cuda.synchronize()
-        return self._workspace.data_ptr()
 
 
 def describe(config: GemmConfig) -> str:

@@ -22,7 +22,6 @@ from smkern.bench.model.cases import (
 from smkern.bench.model.measure import Measurer
 from smkern.bench.model.model import Model
 from smkern.bench.model.overlap import forbid_overlap
-from smkern.bench.model.prepare import compile_gemms
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL, summarize
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results
@@ -36,11 +35,15 @@ from smkern.bench.suite import (
     suite_command,
 )
 from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
-from smkern.device import device_info
+from smkern.device import Budget, device_info
+from smkern.measure.compiling import dispatcher_of, precompile
+from smkern.measure.forwards import compile_forwards, problems_of
 from smkern.measure.options import IntList
 from smkern.measure.partitions import Partitions, Place, trim_memory
 from smkern.measure.timing import first_line
+from smkern.models import ModelConfig
 from smkern.profile import load_profile
+from smkern.tuning.config import Epilogue
 
 LAUNCH_BUDGETS = (48, 132)
 LAUNCH_BATCHES = (1, 64)
@@ -157,6 +160,20 @@ def budgets_of(plans: Iterable[ModelPlan], total: int) -> set[int]:
     return {n for n in counts if n <= total}
 
 
+def compile_gemms(
+    config: ModelConfig, plan: ModelPlan, steps: Sequence[Budget], prompts: Sequence[Budget]
+) -> int:
+    """Compile the GEMMs of decode steps in some budgets, and of the prompt in others; how many.
+
+    The prompt's without their epilogues too: they are timed by themselves.
+    """
+    decode = [(batch, batch) for batch in plan.batches]
+    forwards = [(decode, steps), ([(plan.tokens, 1)], prompts)]
+    plain = {replace(x, epilogue=Epilogue()) for x in problems_of(config, plan.tokens, 1)}
+    alone = ((problem, budget, None) for problem in plain for budget in prompts)
+    return compile_forwards(config, forwards) + precompile(dispatcher_of(), alone)
+
+
 def run(
     plans: Sequence[ModelPlan], results: Results, output: Output, *, rounds: int, **kinds: bool
 ) -> int:
@@ -176,7 +193,7 @@ def run(
             model = Model(plan)
             others = [total - n for n in plan.decode_budgets if n < total]
             steps, prompts = (
-                dict.fromkeys(at.budget for n in counts if (at := partitions.at(n)) is not None)
+                [at.budget for n in dict.fromkeys(counts) if (at := partitions.at(n)) is not None]
                 for counts in (plan.decode_budgets, (*plan.prefill_budgets, *others))
             )
             compile_gemms(model.config, plan, steps, prompts)

@@ -15,7 +15,6 @@ from smkern.bench.model.measure import Measurer
 from smkern.bench.model.model import Model
 from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.overlap import forbid_overlap
-from smkern.bench.model.prepare import wanted
 from smkern.device import Budget
 from smkern.kernels import driver, gemm_frame
 from smkern.latency.cost import kernels_of
@@ -201,10 +200,17 @@ def test_gemms_to_compile():
     }  # fmt: skip
     in_fp8 = problems_of(preset("qwen3-8b-fp8"), 64, 64)
     assert [(p.n, p.k) for p in in_fp8] == [(151936, 4096)]
+
+
+def test_a_prompts_gemms_compile_without_their_epilogues_too(monkeypatch):
+    forwards, alone = [], []
+    monkeypatch.setattr(suite, "dispatcher_of", lambda: None)
+    monkeypatch.setattr(suite, "compile_forwards", lambda _, given: forwards.extend(given) or 3)
+    monkeypatch.setattr(suite, "precompile", lambda dispatcher, given: alone.extend(given) or 2)
     small, large = Budget(16, "mask"), Budget(116, "mask")
-    found = list(wanted(config, PLAN, [small], [large]))
-    assert {p.m for p, budget in found if budget is small} == {1, 2}
-    assert (24576, Epilogue()) in {(p.n, p.epilogue) for p, b in found if b is large}
+    assert suite.compile_gemms(preset("qwen3-8b"), PLAN, [small], [large]) == 5
+    assert forwards == [([(1, 1), (2, 2)], [small]), ([(40, 1)], [large])]
+    assert (24576, Epilogue()) in {(x.n, x.epilogue) for x, budget, _ in alone if budget is large}
 
 
 @pytest.fixture
