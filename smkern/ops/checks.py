@@ -22,6 +22,12 @@ from smkern.limits import as_int as as_int
 from smkern.tuning.config import Dtype
 
 FP8 = torch.float8_e4m3fn
+FLOATS: dict[torch.dtype, Dtype] = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
+}  # fmt: skip
+NAMES: dict[torch.dtype, Any] = FLOATS | {FP8: "fp8"}
+"""Names by which problems, configs and tables know dtypes."""
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 MIN_CAPABILITY = (8, 0)
 
 
@@ -57,6 +63,38 @@ def check_inner(name: str, x: Tensor) -> None:
     if x.shape[-1] > 1 and x.stride(-1) != 1 and x.numel():
         raise ArgumentError(
             f"{name} has strides {x.stride()}: the inner stride must be 1; call {name}.contiguous()"
+        )
+
+
+def check_rows(name: str, x: Any, dims: int, layout: str) -> None:
+    """Raise ArgumentError unless x is a tensor of activations: rows may be apart."""
+    check_tensor(name, x, dims, layout)
+    check_inner(name, x)
+    check_float(name, x)
+
+
+def check_float(name: str, x: Tensor) -> None:
+    """Raise ArgumentError unless x is of a dtype that activations have."""
+    if x.dtype not in FLOATS:
+        raise ArgumentError(
+            f"{name} is {x.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU "
+            "tensors)"
+        )
+
+
+def check_same(name: str, x: Tensor, of: str, y: Tensor) -> None:
+    """Raise ArgumentError unless x has y's dtype."""
+    if x.dtype is not y.dtype:
+        raise ArgumentError(f"{name} is {x.dtype}, {of} is {y.dtype}: convert {name}")
+
+
+def check_sums(name: str, x: Any, shape: torch.Size, layout: str) -> None:
+    """Raise ArgumentError unless x is fp32 of a shape, without gaps: log-sum-exps."""
+    check_tensor(name, x, len(shape), layout)
+    if x.shape != shape or x.dtype is not torch.float32 or not x.is_contiguous():
+        raise ArgumentError(
+            f"{name} is {list(x.shape)} {x.dtype} with strides {x.stride()}: wanted {list(shape)} "
+            "torch.float32, contiguous"
         )
 
 
@@ -123,7 +161,16 @@ def check_page_size(page_size: Any) -> None:
         )
 
 
-def check_pair(k_cache: Tensor, v_cache: Tensor) -> None:
+def check_caches(k_cache: Any, v_cache: Any, of: str, like: Tensor) -> None:
+    """Raise ArgumentError unless both are pages of one shape, in the dtype of `like` or in e4m3."""
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, x, 4, "[pages, page_size, kv_heads, head_dim]")
+        check_inner(name, x)
+        if x.dtype not in (like.dtype, FP8):
+            raise ArgumentError(
+                f"{name} is {x.dtype}, {of} is {like.dtype}: a cache has {of}'s dtype or {FP8}; "
+                "convert one"
+            )
     if k_cache.shape != v_cache.shape or k_cache.dtype is not v_cache.dtype:
         raise ArgumentError(
             f"k_cache is {list(k_cache.shape)} {k_cache.dtype}, v_cache {list(v_cache.shape)} "
@@ -150,10 +197,8 @@ def check_table(page_table: Any, page_indptr: Any, batch: int) -> None:
         )
 
 
-def check_scale(
-    name: str, value: Any, cache: Tensor, *, positive: bool = True, owner: tuple[str, Tensor]
-) -> None:
-    """A number (above 0 if `positive`), or one fp32 on the device of `owner`; of an fp8 cache."""
+def check_scale(name: str, value: Any, cache: Tensor, *, positive: bool = True) -> None:
+    """A number (above 0 if `positive`), or one fp32 on the device; of an fp8 cache."""
     if value is None:
         return
     if cache.dtype is not FP8:
@@ -170,7 +215,6 @@ def check_scale(
             f"{name} has shape {list(value.shape)} and is {value.dtype}: pass a float, or one "
             "torch.float32 on the device"
         )
-    check_device(name, value, owner[1].device, owner[0])
 
 
 def check_writable(name: str, x: Tensor) -> None:
@@ -204,12 +248,8 @@ def dtype_name(dtype: torch.dtype) -> Dtype:
     Raises:
         ArgumentError: for a dtype that no kernel takes.
     """
-    if dtype is torch.bfloat16:
-        return "bf16"
-    if dtype is torch.float16:
-        return "fp16"
-    if dtype is torch.float32:
-        return "fp32"
+    if dtype in FLOATS:
+        return FLOATS[dtype]
     raise ArgumentError(
         f"dtype {dtype} is not supported: use torch.bfloat16 or torch.float16 "
         "(torch.float32 on CPU tensors only)"

@@ -14,11 +14,9 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.kernels.append_launch import first_step
 from smkern.ops import checks
-from smkern.ops.checks import FP8
+from smkern.ops.checks import NAMES
 from smkern.tuning.append import VECTOR, AppendProblem
 
-_CACHE = "[pages, page_size, kv_heads, head_dim]"
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FP8: "fp8"}
 VECTORS = ("q", "k", "v", "k_cache", "v_cache", "cos_sin", "q_norm", "k_norm", "out")
 """What begins at whole 16 bytes where a kernel moves vectors."""
 
@@ -74,8 +72,7 @@ def check_call(call: Call) -> None:
     if not call.plain:
         _check_options(call)
     for name in ("k_scale", "v_scale"):
-        value = getattr(call, name)
-        checks.check_scale(name, value, call.k_cache, owner=("k_cache", call.k_cache))
+        checks.check_scale(name, getattr(call, name), call.k_cache)
 
 
 def problem_of(call: Call, aligned: bool) -> AppendProblem | None:
@@ -97,16 +94,15 @@ def problem_of(call: Call, aligned: bool) -> AppendProblem | None:
     options: dict[str, Any] = {}
     if call.cos_sin is not None:
         options["rotary_dim"] = call.cos_sin.shape[1]
-        options["table_dtype"] = _NAMES[call.cos_sin.dtype]
+        options["table_dtype"] = NAMES[call.cos_sin.dtype]
         options["interleaved"] = bool(call.interleaved)
     if call.q_norm is not None:
-        options |= {"norm": True, "weight_dtype": _NAMES[call.q_norm.dtype]}
-    dtype: Any = _NAMES[call.k.dtype]
-    cache: Any = _NAMES[call.k_cache.dtype]
+        options |= {"norm": True, "weight_dtype": NAMES[call.q_norm.dtype]}
     return AppendProblem(
         tokens, batch, 0 if call.plain else call.q.shape[1], kv_heads, head_dim,
-        call.k_cache.shape[1], dtype, cache, ragged=call.cu_q_lens is not None,
-        flat=call.page_indptr is not None, aligned=aligned and _steps_are_whole(call), **options,
+        call.k_cache.shape[1], NAMES[call.k.dtype], NAMES[call.k_cache.dtype],
+        ragged=call.cu_q_lens is not None, flat=call.page_indptr is not None,
+        aligned=aligned and _steps_are_whole(call), **options,
     )  # fmt: skip
 
 
@@ -160,13 +156,9 @@ def _check_rows(call: Call) -> None:
         checks.check_tensor(name, x, 3, f"[tokens, {kind}, head_dim]")
         checks.check_inner(name, x)
     k = call.k
-    if k.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise ArgumentError(
-            f"k is {k.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU tensors)"
-        )
+    checks.check_float("k", k)
     for name, x in rows[1:]:
-        if x.dtype is not k.dtype:
-            raise ArgumentError(f"{name} is {x.dtype}, k is {k.dtype}: convert {name}")
+        checks.check_same(name, x, "k", k)
         if (x.shape[0], x.shape[2]) != (k.shape[0], k.shape[2]):
             raise ArgumentError(
                 f"{name} has shape {list(x.shape)}, k {list(k.shape)}: tokens and head_dim must "
@@ -187,14 +179,7 @@ def _check_rows(call: Call) -> None:
 
 def _check_caches(call: Call) -> None:
     k, k_cache, v_cache = call.k, call.k_cache, call.v_cache
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        checks.check_tensor(name, x, 4, _CACHE)
-        checks.check_inner(name, x)
-        if x.dtype not in (k.dtype, FP8):
-            raise ArgumentError(
-                f"{name} is {x.dtype}, k is {k.dtype}: a cache has k's dtype or {FP8}; convert one"
-            )
-    checks.check_pair(k_cache, v_cache)
+    checks.check_caches(k_cache, v_cache, "k", k)
     if k_cache.shape[2:] != k.shape[1:]:
         raise ArgumentError(
             f"k has {k.shape[1]} heads of {k.shape[2]}, the caches {k_cache.shape[2]} of "

@@ -6,12 +6,10 @@ It waits for the device, so it is for debugging and tests, never for serving or 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops.append.call import Call
-from smkern.ops.attention.check import first
-from smkern.ops.checks import as_float
+from smkern.ops.attention.check import check_ranges, check_scales, first
 from smkern.ops.reference.append import Places, locate
 
 
@@ -29,11 +27,8 @@ def check_memory(call: Call) -> None:
     lens = call.kv_lens.cpu().long()
     tokens, batch = call.k.shape[0], lens.shape[0]
     starts = torch.arange(batch + 1) if call.cu_q_lens is None else call.cu_q_lens.cpu().long()
-    _check_ranges(starts, tokens)
-    for name in ("k_scale", "v_scale"):
-        scale = getattr(call, name)
-        if isinstance(scale, Tensor):
-            as_float(name, scale.item(), positive=True)
+    check_ranges(starts, tokens, "k whole")
+    check_scales(call, "k_scale", "v_scale")
     if not batch:  # tokens of no request, if any
         return
     q_lens = starts.diff()
@@ -51,20 +46,6 @@ def check_memory(call: Call) -> None:
     )  # fmt: skip
     _check_places(call, places)
     _check_positions(call, places)
-
-
-def _check_ranges(starts: Tensor, tokens: int) -> None:
-    request = first(starts.diff() < 0)
-    if request is not None:
-        raise ArgumentError(
-            f"cu_q_lens[{request + 1}] is {int(starts[request + 1])}, below cu_q_lens[{request}] "
-            f"{int(starts[request])}: it must not decrease"
-        )
-    place = first((starts < 0) | (starts > tokens))
-    if place is not None:
-        raise ArgumentError(
-            f"cu_q_lens[{place}] is {int(starts[place])}, outside the {tokens} tokens: pass k whole"
-        )
 
 
 def _check_places(call: Call, places: Places) -> None:

@@ -22,9 +22,6 @@ from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
 BACKENDS = (*AVAILABLE, "model")
 """`backend=` choices: one kernel; "model" (no tuned table)."""
-_Q = "[tokens, q_heads, head_dim]"
-_CACHE = "[pages, page_size, kv_heads, head_dim]"
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FP8: "fp8"}
 
 
 class Call(NamedTuple):
@@ -72,7 +69,8 @@ def check_call(call: Call) -> None:
             "needs at least one of each, even where all lengths are 0"
         )
     _check_options(call)
-    _check_lse(call)
+    if call.lse is not None:
+        checks.check_sums("lse", call.lse, call.q.shape[:2], "[tokens, q_heads]")
     if call.out_scale is not None:
         check_out_scale(call.out_scale, call.q, call.k_cache.shape[2])
     if call.plan is not None:
@@ -150,27 +148,13 @@ def problem_from(
         raise ArgumentError(
             f"the cache is {cache_dtype}, q {dtype}: a cache has q's dtype or {FP8}; convert one"
         )
-    kind: Any = _NAMES[dtype]
-    cache: Any = _NAMES[cache_dtype]
-    return AttentionProblem(shape, kind, cache, softcap, sinks, scaled)
+    names = checks.NAMES
+    return AttentionProblem(shape, names[dtype], names[cache_dtype], softcap, sinks, scaled)
 
 
 def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
-    checks.check_tensor("q", q, 3, _Q)
-    checks.check_inner("q", q)
-    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise ArgumentError(
-            f"q is {q.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU tensors)"
-        )
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        checks.check_tensor(name, x, 4, _CACHE)
-        checks.check_inner(name, x)
-        checks.check_device(name, x, q.device, "q")
-        if x.dtype not in (q.dtype, FP8):
-            raise ArgumentError(
-                f"{name} is {x.dtype}, q is {q.dtype}: a cache has q's dtype or {FP8}; convert one"
-            )
-    checks.check_pair(k_cache, v_cache)
+    checks.check_rows("q", q, 3, "[tokens, q_heads, head_dim]")
+    checks.check_caches(k_cache, v_cache, "q", q)
     if q.shape[2] != k_cache.shape[3]:
         raise ArgumentError(
             f"q has head_dim {q.shape[2]}, the caches have {k_cache.shape[3]}: they must agree"
@@ -190,18 +174,7 @@ def _check_options(call: Call) -> None:
         checks.check_vector("sinks", call.sinks, call.q.shape[1], torch.float32, "[q_heads]")
     for name in ("k_scale", "v_scale"):
         value, positive = getattr(call, name), name == "k_scale"
-        checks.check_scale(name, value, call.k_cache, positive=positive, owner=("q", call.q))
-
-
-def _check_lse(call: Call) -> None:
-    q, lse = call.q, call.lse
-    if lse is not None:
-        checks.check_tensor("lse", lse, 2, "[tokens, q_heads]")
-        if lse.shape != q.shape[:2] or lse.dtype is not torch.float32 or not lse.is_contiguous():
-            raise ArgumentError(
-                f"lse is {list(lse.shape)} {lse.dtype} with strides {lse.stride()}: wanted "
-                f"{list(q.shape[:2])} torch.float32, contiguous"
-            )
+        checks.check_scale(name, value, call.k_cache, positive=positive)
 
 
 def check_heads_of_scales(num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:

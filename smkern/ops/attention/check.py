@@ -5,6 +5,8 @@ It waits for the device, so it is for debugging and tests, never for serving or 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,29 +43,39 @@ def check_lengths(kv_lens: Tensor, cu_q_lens: Tensor | None, shape: AttentionSha
             "more"
         )
     if cu_q_lens is not None:
-        _check_ranges(cu_q_lens.cpu().long(), shape)
+        starts = cu_q_lens.cpu().long()
+        check_ranges(starts, shape.max_tokens, "q whole, or plan with num_tokens")
+        q_lens = starts.diff()
+        request = first(q_lens > shape.max_q_len)
+        if request is not None:
+            raise ArgumentError(
+                f"request {request} has {int(q_lens[request])} query tokens, above max_q_len "
+                f"{shape.max_q_len}: raise max_q_len"
+            )
 
 
-def _check_ranges(starts: Tensor, shape: AttentionShape) -> None:
-    q_lens = starts.diff()
-    request = first(q_lens < 0)
+def check_ranges(starts: Tensor, tokens: int, remedy: str) -> None:
+    """Raise ArgumentError where query ranges decrease or leave the tokens."""
+    request = first(starts.diff() < 0)
     if request is not None:
         raise ArgumentError(
             f"cu_q_lens[{request + 1}] is {int(starts[request + 1])}, below cu_q_lens[{request}] "
             f"{int(starts[request])}: it must not decrease"
         )
-    place = first((starts < 0) | (starts > shape.max_tokens))
+    place = first((starts < 0) | (starts > tokens))
     if place is not None:
         raise ArgumentError(
-            f"cu_q_lens[{place}] is {int(starts[place])}, outside the {shape.max_tokens} tokens: "
-            "pass q whole, or plan with num_tokens"
+            f"cu_q_lens[{place}] is {int(starts[place])}, outside the {tokens} tokens: pass "
+            f"{remedy}"
         )
-    request = first(q_lens > shape.max_q_len)
-    if request is not None:
-        raise ArgumentError(
-            f"request {request} has {int(q_lens[request])} query tokens, above max_q_len "
-            f"{shape.max_q_len}: raise max_q_len"
-        )
+
+
+def check_scales(call: Any, *positive: str) -> None:
+    """Raise ArgumentError for a scale on the device that is not finite, or not above 0."""
+    for name in ("k_scale", "v_scale"):
+        scale = getattr(call, name)
+        if isinstance(scale, Tensor):
+            as_float(name, scale.item(), positive=name in positive)
 
 
 def check_plan(plan: Plan) -> None:
@@ -99,10 +111,7 @@ def check_memory(call: Call) -> None:
             f"cu_q_lens ends at {int(call.cu_q_lens[-1])}, q has {call.q.shape[0]} tokens: pass q "
             "whole"
         )
-    for name in ("k_scale", "v_scale"):
-        scale = getattr(call, name)
-        if isinstance(scale, Tensor):
-            as_float(name, scale.item(), positive=name == "k_scale")
+    check_scales(call, "k_scale")
     _check_table(call)
 
 

@@ -42,19 +42,10 @@ def check_states(call: Merge) -> None:
             f"outs has shape {list(outs.shape)}: there must be a state, and a head_dim of 1 to "
             f"{MAX_HEAD_DIM}"
         )
-    _check_sums("lses", call.lses, outs.shape[:3], outs.device)
+    layout = "fp32, outs' shape without head_dim"
+    checks.check_sums("lses", call.lses, outs.shape[:3], layout)
     if call.lse is not None:
-        _check_sums("lse", call.lse, outs.shape[1:3], outs.device)
-
-
-def _check_sums(name: str, x: Any, shape: torch.Size, device: torch.device) -> None:
-    checks.check_tensor(name, x, len(shape), "fp32, outs' shape without head_dim")
-    checks.check_device(name, x, device, "outs")
-    if x.shape != shape or x.dtype is not torch.float32 or not x.is_contiguous():
-        raise ArgumentError(
-            f"{name} is {list(x.shape)} {x.dtype} with strides {x.stride()}: wanted {list(shape)} "
-            "torch.float32, contiguous"
-        )
+        checks.check_sums("lse", call.lse, outs.shape[1:3], layout)
 
 
 def shapes_of(call: Merge) -> Shapes:

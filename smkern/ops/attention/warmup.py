@@ -18,14 +18,13 @@ from smkern.ops.attention.explain import shape_from_numbers
 from smkern.ops.attention.merge import MERGE, Merge
 from smkern.ops.attention.plan import PlanNumbers, empty_plan
 from smkern.ops.attention.plan_eager import EagerPlans, eager_plans
-from smkern.ops.checks import FP8, FP8_BLOCK
+from smkern.ops.checks import DTYPES, FP8, FP8_BLOCK
 from smkern.ops.operator import Operator
 from smkern.ops.operator_warmup import joined, work_of_calls
 from smkern.ops.warming import Target, Work, room
 from smkern.tuning.attention.select import reachable
 from smkern.tuning.attention.shapes import DECODE_MAX_Q, AttentionConfig, AttentionProblem, Budget
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 Choice = tuple[AttentionProblem, AttentionConfig, bool]
 """What is launched, how, and whether its tensors are 16-byte aligned."""
 
@@ -180,11 +179,11 @@ def launch_once(
     budget = Budget(dispatcher.profile.info.num_sms, "mask", True)
     heads = (shape.max_tokens, shape.num_q_heads, shape.head_dim)
     pages = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    q = room(heads, _DTYPES[problem.dtype], aligned, device)
+    q = room(heads, DTYPES[problem.dtype], aligned, device)
     out = torch.empty(heads, dtype=FP8 if problem.scaled else q.dtype, device=device)
     columns = shape.num_q_heads * shape.head_dim // FP8_BLOCK
     out_scale = torch.empty(shape.max_tokens, columns, device=device)
-    caches = torch.empty(2, *pages, dtype=_DTYPES[problem.cache_dtype], device=device)
+    caches = torch.empty(2, *pages, dtype=DTYPES[problem.cache_dtype], device=device)
     table = torch.zeros(shape.batch, shape.max_kv_len, dtype=torch.int32, device=device)
     sinks = torch.zeros(shape.num_q_heads, device=device)
     kv_lens = torch.full((shape.batch,), shape.max_kv_len, dtype=torch.int32, device=device)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.limits import shown
-from smkern.ops.fp8.scales import OUT_DTYPES, check_e4m3, check_scale_pair
+from smkern.ops.checks import FLOATS
+from smkern.ops.fp8.scales import check_e4m3, check_scale_pair
 from smkern.ops.gemm.checks import check_bias, check_choices, check_gate_up, check_matrix
 from smkern.ops.operator import Shapes, call_class
 
@@ -90,7 +91,7 @@ def check_gated(call: Any) -> None:
 def check_out_dtype(call: Any, others: dict[str, Tensor | None]) -> None:
     """Raise ArgumentError unless bias, residual and out are of the result's dtype."""
     wanted = out_dtype_of(call)
-    if not (isinstance(wanted, torch.dtype) and wanted in OUT_DTYPES):
+    if not (isinstance(wanted, torch.dtype) and wanted in FLOATS):
         raise ArgumentError(
             f"out_dtype is {shown(wanted)}: use torch.bfloat16 or torch.float16 (torch.float32 on "
             "CPU tensors)"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.checks import FP8
+from smkern.ops.checks import FLOATS, FP8
 from smkern.ops.fp8.call import QuantizedSwiglu, check_gated
 from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher, problem_from
 from smkern.ops.fp8.rows import check_out_scale, group_of
@@ -39,7 +39,7 @@ def check_call(call: Any) -> None:
     check_out_scale(call.out_scale, rows, width)
     if call.gate_up is not None:
         check_matrix("gate_up", call.gate_up, rows, 2 * width)
-        if call.gate_up.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        if call.gate_up.dtype not in FLOATS:
             raise ArgumentError(
                 f"gate_up is {call.gate_up.dtype}: it takes gate and up, in torch.bfloat16 or "
                 "torch.float16 (torch.float32 on CPU tensors)"

@@ -13,7 +13,7 @@ from smkern.ops import checks
 from smkern.ops.checks import FP8, FP8_BLOCK
 from smkern.ops.fp8.rows_dispatch import bind, quant_dispatcher, scale_steps, workspace_of
 from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
-from smkern.ops.moe.check import check_rows, results_of
+from smkern.ops.moe.check import results_of
 from smkern.ops.operator import Bound, Operator, Shapes, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
@@ -29,7 +29,7 @@ QuantizeBy = call_class("QuantizeBy", "Tensor x, Tensor scale")
 
 def check_quantize(call: Any) -> None:
     """Raise ArgumentError for a matrix that cannot be quantised."""
-    check_rows("x", call.x, "[rows, columns]")
+    checks.check_rows("x", call.x, 2, "[rows, columns]")
     if not (isinstance(call.kind, str) and call.kind in KINDS):
         raise ArgumentError(f"kind={shown(call.kind)}: use one of {list(KINDS)}")
     if "block" in call.kind and call.x.shape[1] % FP8_BLOCK:
@@ -44,7 +44,7 @@ def check_quantize(call: Any) -> None:
 
 def check_quantize_by(call: Any) -> None:
     """Raise ArgumentError for a matrix or a scale that cannot be served."""
-    check_rows("x", call.x, "[rows, columns]")
+    checks.check_rows("x", call.x, 2, "[rows, columns]")
     checks.check_kind("scale", call.scale)
     if call.scale.numel() != 1 or call.scale.dtype is not torch.float32:
         raise ArgumentError(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from smkern.ops.checks import FP8_BLOCK
+from smkern.ops.checks import FP8_BLOCK, dtype_name
 from smkern.ops.fp8.scales import block_steps, check_fp8_capability
 from smkern.ops.moe.check import gpu_dtype
 from smkern.ops.operator import Bound
@@ -50,9 +48,8 @@ def problem_of(
     Raises:
         ArgumentError: fp32 rows, which only the reference takes.
     """
-    dtype: Any = gpu_dtype("x", x)
-    names: dict[torch.dtype, Any] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    kind = dtype if weight is None else names.get(weight.dtype, "fp32")
+    dtype = gpu_dtype("x", x)
+    kind = dtype if weight is None else dtype_name(weight.dtype)
     whole = aligned and width % VECTOR == 0
     whole = whole and not any(step_of(y) % VECTOR for y in (x, *matrices))
     rows = x.shape[0]

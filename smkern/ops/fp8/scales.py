@@ -14,7 +14,6 @@ from smkern.ops.checks import FP8, FP8_BLOCK
 ScaleKind = Literal["row", "block"]
 """row: one number a matrix or a row, on either side; block: 1 x 128 of a, 128 x 128 of w."""
 MIN_CAPABILITY = 89
-OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_e4m3(name: str, x: Any) -> None:

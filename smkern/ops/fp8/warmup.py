@@ -28,7 +28,7 @@ from smkern.ops.fp8.rows import (
     ScaledRmsNorm,
     ScaledSiluAndMul,
 )
-from smkern.ops.gemm.warmup import TORCH_DTYPES, epilogue_from
+from smkern.ops.gemm.warmup import epilogue_from
 from smkern.ops.operator import Operator
 from smkern.ops.operator_dispatch import Compile
 from smkern.ops.operator_eager import workspaces_of
@@ -206,7 +206,7 @@ def _launch_once(
     plan = dispatcher.launch_by(config, problem, whole, False)
     m, n, k = problem.m, problem.n, problem.k
     device = torch.device("cuda", dispatcher.index)
-    pitch, dtype = -(-k // 16) * 16, TORCH_DTYPES[problem.out_dtype]
+    pitch, dtype = -(-k // 16) * 16, checks.DTYPES[problem.out_dtype]
     a, w = (torch.zeros(rows, pitch, dtype=torch.uint8, device=device) for rows in (m, n))
     out, residual, bias = (torch.zeros(rows, n, dtype=dtype, device=device) for rows in (m, m, 1))
     scales = torch.ones((max(m, n) // FP8_BLOCK + m + 1) * (k // FP8_BLOCK + 1), device=device)

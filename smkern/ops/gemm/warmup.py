@@ -13,6 +13,7 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.limits import shown
 from smkern.ops.bounded_cache import steps_to
+from smkern.ops.checks import DTYPES
 from smkern.ops.gemm import warmup_tune
 from smkern.ops.gemm.checks import ACTIVATIONS
 from smkern.ops.gemm.dispatch import Dispatcher
@@ -23,7 +24,6 @@ from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 
 Choice = tuple[GemmProblem, GemmConfig, Budget]
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def launch_once(
 ) -> None:
     """Load what a choice needs and launch it on the current stream, on tensors of its own."""
     plan = eager.dispatcher.prepare(problem, config, budget)
-    m, n, k, dtype = problem.m, problem.n, problem.k, TORCH_DTYPES[problem.dtype]
+    m, n, k, dtype = problem.m, problem.n, problem.k, DTYPES[problem.dtype]
     pitch = -(-k // 8) * 8
     a, w, out, residual, bias = (
         torch.empty(rows, cols, dtype=dtype, device=eager.workspaces.device)

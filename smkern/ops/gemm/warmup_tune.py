@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smkern.ops.checks import DTYPES
 from smkern.ops.operator_eager import EagerOperator
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 
@@ -30,7 +31,6 @@ _CALLS = (4, 24)
 _MAX_SETS = 64
 _HEAD_START_CYCLES = 400_000
 """0.2 ms in which the host gets ahead, or short launches would be timed by its pace."""
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 TimeUs = Callable[[Any, Sequence[Callable[[], None]]], float]
 """(stream, launches) to us a launch."""
@@ -149,7 +149,7 @@ class _Operands:
         pitch = -(-p.k // 8) * 8
 
         def made(rows: int, columns: int) -> Any:
-            return torch.empty(rows, columns, dtype=_DTYPES[p.dtype], device=device).normal_()
+            return torch.empty(rows, columns, dtype=DTYPES[p.dtype], device=device).normal_()
 
         beyond_l2 = 2 * cell.eager.dispatcher.profile.info.l2_bytes // (2 * p.n * pitch)
         weights = [made(p.n, pitch) for _ in range(min(1 + beyond_l2, _MAX_SETS))]

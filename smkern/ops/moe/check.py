@@ -12,19 +12,7 @@ from smkern.ops import checks
 from smkern.ops.operator import Shapes
 from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K, VECTOR
 
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 MAX_CHOICES = 2**30
-
-
-def check_rows(name: str, x: Any, layout: str) -> None:
-    """Raise ArgumentError unless x is a matrix of activations: rows may be apart."""
-    checks.check_tensor(name, x, 2, layout)
-    checks.check_inner(name, x)
-    if x.dtype not in NAMES:
-        raise ArgumentError(
-            f"{name} is {x.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU "
-            "tensors)"
-        )
 
 
 def check_table(name: str, x: Any, dtype: torch.dtype, layout: str, *, dense: bool) -> None:
@@ -37,20 +25,6 @@ def check_table(name: str, x: Any, dtype: torch.dtype, layout: str, *, dense: bo
         raise ArgumentError(
             f"{name} has strides {x.stride()} for shape {list(x.shape)}: choices must lie without "
             f"gaps; call {name}.contiguous()"
-        )
-
-
-def check_same(name: str, x: Tensor, of: str, y: Tensor) -> None:
-    """Raise ArgumentError unless x has y's dtype."""
-    if x.dtype is not y.dtype:
-        raise ArgumentError(f"{name} is {x.dtype}, {of} is {y.dtype}: convert {name}")
-
-
-def check_same_count(name: str, x: Tensor, of: str, y: Tensor) -> None:
-    """Raise ArgumentError unless x has as many rows as y."""
-    if x.shape[0] != y.shape[0]:
-        raise ArgumentError(
-            f"{name} has shape {list(x.shape)}, {of} {list(y.shape)}: one row a token is wanted"
         )
 
 
@@ -98,12 +72,16 @@ def check_expert_weights(call: Any) -> None:
 
 def check_permuted(call: Any) -> None:
     """Raise ArgumentError for rows and choices that cannot be permuted."""
-    check_rows("x", call.x, "[tokens, hidden]")
-    check_table("experts", call.experts, torch.int32, "[tokens, top_k]", dense=True)
-    check_same_count("experts", call.experts, "x", call.x)
+    x, experts = call.x, call.experts
+    checks.check_rows("x", x, 2, "[tokens, hidden]")
+    check_table("experts", experts, torch.int32, "[tokens, top_k]", dense=True)
+    if experts.shape[0] != x.shape[0]:
+        raise ArgumentError(
+            f"experts has shape {list(experts.shape)}, x {list(x.shape)}: one row a token is wanted"
+        )
     check_experts(call.num_experts)
-    check_top_k("experts.shape[1]", call.experts.shape[1])
-    check_choices(*call.experts.shape)
+    check_top_k("experts.shape[1]", experts.shape[1])
+    check_choices(*experts.shape)
 
 
 def permuted_shapes(call: Any, dtype: torch.dtype) -> Shapes:
@@ -124,7 +102,7 @@ def gpu_dtype(name: str, x: Tensor) -> Any:
     """
     if x.dtype is torch.float32:
         raise ArgumentError(f"{name} is torch.float32 on a GPU: use torch.bfloat16 or float16")
-    return NAMES[x.dtype]
+    return checks.NAMES[x.dtype]
 
 
 def row_step(x: Tensor | None, width: int) -> int:

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from smkern.ops import checks
 from smkern.ops.fp8 import grouped as fp8
-from smkern.ops.moe.check import (
-    check_expert_weights,
-    check_rows,
-    check_same,
-    gpu_dtype,
-    row_step,
-    whole,
-)
+from smkern.ops.moe.check import check_expert_weights, gpu_dtype, row_step, whole
 from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
@@ -31,10 +24,10 @@ Grouped = call_class("Grouped", "Tensor a, Tensor w, Tensor expert_offsets, *, b
 
 def _check(call: Any) -> None:
     a, w = call.a, call.w
-    check_rows("a", a, "[rows, k]")
+    checks.check_rows("a", a, 2, "[rows, k]")
     checks.check_tensor("w", w, 3, "[experts, n, k]")
     checks.check_inner("w", w)
-    check_same("w", w, "a", a)
+    checks.check_same("w", w, "a", a)
     check_expert_weights(call)
 
 
@@ -75,7 +68,6 @@ GROUPED: Operator[GroupedProblem] = Operator(
     check=_check,
     shapes=_shapes,
     problem=_problem,
-    numbers=lambda call: (),
     reference=lambda call: reference.grouped_gemm(
         call.a, call.w, call.expert_offsets, swiglu=bool(call.swiglu), batch_invariant=True
     ),

@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.ops import checks
-from smkern.ops.moe.check import (
-    NAMES,
-    check_choices,
-    check_experts,
-    check_rows,
-    check_top_k,
-    results_of,
-)
+from smkern.ops.moe.check import check_choices, check_experts, check_top_k, results_of
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_library import register
@@ -29,7 +22,7 @@ Topk = call_class(
 
 
 def _check(call: Any) -> None:
-    check_rows("logits", call.logits, "[tokens, experts]")
+    checks.check_rows("logits", call.logits, 2, "[tokens, experts]")
     check_experts(call.logits.shape[1])
     check_top_k("top_k", call.top_k, call.logits.shape[1])
     check_choices(call.logits.shape[0], call.top_k)
@@ -44,7 +37,7 @@ def _problem(call: Any, aligned: bool) -> TopkProblem | None:
     tokens, experts = call.logits.shape
     if not tokens:
         return None
-    dtype: Any = NAMES[call.logits.dtype]
+    dtype = checks.dtype_name(call.logits.dtype)
     return TopkProblem(tokens, experts, call.top_k, bool(call.renormalize), dtype)
 
 

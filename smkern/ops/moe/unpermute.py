@@ -11,8 +11,6 @@ from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.moe.check import (
     check_choices,
-    check_rows,
-    check_same,
     check_table,
     check_top_k,
     gpu_dtype,
@@ -32,15 +30,15 @@ Unpermute = call_class(
 
 
 def _check(call: Any) -> None:
-    check_rows("y", call.y, "[rows, hidden]")
+    checks.check_rows("y", call.y, 2, "[rows, hidden]")
     check_table("weights", call.weights, torch.float32, "[tokens, top_k]", dense=False)
     tokens, top_k = call.weights.shape
     check_top_k("weights.shape[1]", top_k)
     check_choices(tokens, top_k)
     checks.check_vector("index", call.index, tokens * top_k, torch.int32, "[tokens * top_k]")
     if call.residual is not None:
-        check_rows("residual", call.residual, "[tokens, hidden]")
-        check_same("residual", call.residual, "y", call.y)
+        checks.check_rows("residual", call.residual, 2, "[tokens, hidden]")
+        checks.check_same("residual", call.residual, "y", call.y)
         wanted = [tokens, call.y.shape[1]]
         if list(call.residual.shape) != wanted:
             raise ArgumentError(

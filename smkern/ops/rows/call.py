@@ -12,7 +12,6 @@ from smkern.ops import checks
 from smkern.ops.operator import call_class
 from smkern.tuning.rows import MAX_WIDTH, VECTOR, WHOLE, RowsOp, RowsProblem
 
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _FEWEST = 4 * WHOLE
 """Columns of the smallest item; items are counted in 32 bits."""
 
@@ -28,14 +27,15 @@ Embedding = call_class("Embedding", "Tensor ids, Tensor table")
 def check_norm(call: Any) -> None:
     """Raise ArgumentError for a norm that cannot be served."""
     x, weight = call.x, call.weight
-    _check_rows("x", x, "[tokens, hidden]", x)
+    checks.check_rows("x", x, 2, "[tokens, hidden]")
     if x.shape[1] > MAX_WIDTH:
         raise ArgumentError(
             f"x has rows of {x.shape[1]} elements: a norm holds a row in registers, at most "
             f"{MAX_WIDTH}; use torch.nn.functional.rms_norm for wider ones"
         )
     if isinstance(call, AddRmsNorm):
-        _check_rows("residual", call.residual, "[tokens, hidden]", x)
+        checks.check_rows("residual", call.residual, 2, "[tokens, hidden]")
+        checks.check_same("residual", call.residual, "x", x)
         if call.residual.shape != x.shape:
             raise ArgumentError(
                 f"residual has shape {list(call.residual.shape)}, x {list(x.shape)}: they must "
@@ -54,7 +54,7 @@ def check_norm(call: Any) -> None:
 
 def check_silu(call: Any) -> None:
     """Raise ArgumentError for a `silu_and_mul` that cannot be served."""
-    _check_rows("x", call.x, "[tokens, 2 * I], gate then up", call.x)
+    checks.check_rows("x", call.x, 2, "[tokens, 2 * I], gate then up")
     if call.x.shape[1] % 2:
         raise ArgumentError(
             f"x has {call.x.shape[1]} columns: wanted [tokens, 2 * I], I of the gate and I of up"
@@ -67,7 +67,7 @@ def check_embedding(call: Any) -> None:
     checks.check_tensor("ids", ids, 1, "[tokens]")
     if ids.dtype not in (torch.int32, torch.int64):
         raise ArgumentError(f"ids is {ids.dtype}: use torch.int32 or torch.int64")
-    _check_rows("table", call.table, "[rows, hidden]", call.table)
+    checks.check_rows("table", call.table, 2, "[rows, hidden]")
 
 
 def result_of(call: Any) -> tuple[tuple[Any, torch.dtype], ...]:
@@ -101,8 +101,8 @@ def problem_of(call: Any, aligned: bool) -> RowsProblem | None:
         raise ArgumentError(
             f"{rows} rows of {width} elements are more than {checks.MAX_SIZE} items: split the step"
         )
-    kind: Any = _NAMES[dtype]
-    weight: Any = _NAMES[call.weight.dtype] if hasattr(call, "weight") else kind
+    kind: Any = checks.NAMES[dtype]
+    weight: Any = checks.NAMES[call.weight.dtype] if hasattr(call, "weight") else kind
     index: Any = "i32"
     if isinstance(call, Embedding) and call.ids.dtype is torch.int64:
         index = "i64"
@@ -146,15 +146,3 @@ def _steps_are_whole(call: Any) -> bool:
     """Whether rows are whole 16 bytes and as many apart."""
     ((_, width), _) = result_of(call)[0]
     return not any(step % VECTOR for step in (width, *steps_of(call)))
-
-
-def _check_rows(name: str, x: Any, layout: str, like: Any) -> None:
-    checks.check_tensor(name, x, 2, layout)
-    checks.check_inner(name, x)
-    if x.dtype not in _NAMES:
-        raise ArgumentError(
-            f"{name} is {x.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU "
-            "tensors)"
-        )
-    if x.dtype is not like.dtype:
-        raise ArgumentError(f"{name} is {x.dtype}, x is {like.dtype}: convert {name}")

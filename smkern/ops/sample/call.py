@@ -13,7 +13,6 @@ from smkern.ops.operator import call_class
 from smkern.ops.reference.sample import GREEDY_BELOW, Choice
 from smkern.tuning.sample import MAX_ROWS, MAX_VOCAB, SampleProblem
 
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _MAX_INT64 = 2**63 - 1
 
 
@@ -39,7 +38,7 @@ def check_sample(call: Any) -> None:
     checks.check_tensor("logits", logits, 2, "[batch, vocab]")
     checks.check_inner("logits", logits)
     batch, vocab = logits.shape
-    if logits.dtype not in _NAMES:
+    if logits.dtype not in checks.FLOATS:
         raise ArgumentError(
             f"logits is {logits.dtype}: use torch.bfloat16, torch.float16 or torch.float32"
         )
@@ -70,8 +69,7 @@ def problem_of(call: Any, aligned: bool) -> SampleProblem | None:
         return None
     whole = vocab * logits.element_size() % 16 == 0
     whole = whole and (batch == 1 or row_bytes(logits) % 16 == 0)
-    dtype: Any = _NAMES[logits.dtype]
-    return SampleProblem(batch, vocab, dtype, aligned and whole)
+    return SampleProblem(batch, vocab, checks.FLOATS[logits.dtype], aligned and whole)
 
 
 def numbers_of(call: Any) -> tuple[Any, ...]:
