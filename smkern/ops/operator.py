@@ -112,6 +112,17 @@ def call_class(
     return made
 
 
+def filled_by(reference: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """`Operator.empty` of a product whose reference writes into `out`: K of 0 makes zeros."""
+
+    def fill(call: Any) -> None:
+        if call.out.numel():
+            with torch.no_grad():
+                reference(call)
+
+    return fill
+
+
 def _nothing(call: Any) -> tuple[Any, ...]:
     return ()
 

@@ -20,7 +20,7 @@ from smkern.ops.fp8.rows_dispatch import quant_dispatcher, scale_steps
 from smkern.ops.fp8.scales import block_steps, check_values
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.gemm.checks import check_matrix
-from smkern.ops.operator import Bound, Operator, Shapes
+from smkern.ops.operator import Bound, Operator, Shapes, filled_by
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
@@ -75,13 +75,6 @@ def by_reference(call: Any) -> Tensor:
     call.out.copy_(q)
     out: Tensor = call.out
     return out
-
-
-def fill(call: Any) -> None:
-    """M, I or K of 0: nothing to write, or silu(0) * 0."""
-    if call.out.numel():
-        call.out.zero_()
-        call.out_scale.fill_(1.0)
 
 
 class _Product:
@@ -187,7 +180,7 @@ QUANTIZED_SWIGLU: Operator[ScaledProblem] = Operator(
     ),
     unkeyed=("workspace", "check"),
     prepare=bind,
-    empty=fill,
+    empty=filled_by(by_reference),
     check_memory=check_values,
 )  # fmt: skip
 LIBRARY = register(QUANTIZED_SWIGLU)

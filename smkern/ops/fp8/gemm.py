@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from smkern.ops.fp8.call import ScaledGemm, check_gemm, gemm_shapes, out_dtype_of
 from smkern.ops.fp8.call import given_scales as given_scales
 from smkern.ops.fp8.dispatch import bind_gemm, fp8_dispatcher, problem_of
 from smkern.ops.fp8.scales import check_values
-from smkern.ops.operator import Operator
+from smkern.ops.operator import Operator, filled_by
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import gemm as reference
@@ -32,13 +31,6 @@ def by_reference(call: Any) -> Tensor:
     return found
 
 
-def fill(call: Any) -> None:
-    """M, N or K of 0: nothing to write, or the epilogue of zeros."""
-    if call.out.numel():
-        with torch.no_grad():
-            by_reference(call)
-
-
 SCALED_GEMM: Operator[ScaledProblem] = Operator(
     name="scaled_gemm",
     call=ScaledGemm,
@@ -52,7 +44,7 @@ SCALED_GEMM: Operator[ScaledProblem] = Operator(
     arguments=LAUNCHED,
     unkeyed=("workspace", "check"),
     prepare=bind_gemm,
-    empty=fill,
+    empty=filled_by(by_reference),
     check_memory=check_values,
 )
 LIBRARY = register(SCALED_GEMM)

@@ -11,7 +11,7 @@ from smkern.ops.fp8.call import given_scales as given_scales
 from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher, problem_from
 from smkern.ops.fp8.scales import check_values
 from smkern.ops.gemm.call import row_stride
-from smkern.ops.operator import Bound, Operator
+from smkern.ops.operator import Bound, Operator, filled_by
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import swiglu as reference
@@ -29,12 +29,6 @@ def by_reference(call: Any) -> Tensor:
         batch_invariant=bool(call.batch_invariant), out_dtype=out_dtype_of(call),
     )  # fmt: skip
     return found
-
-
-def fill(call: Any) -> None:
-    """M, I or K of 0: nothing to write, or silu(0) * 0."""
-    if call.out.numel():
-        call.out.zero_()
 
 
 def problem_of(call: Any, aligned: bool) -> ScaledProblem | None:
@@ -81,7 +75,7 @@ SCALED_SWIGLU: Operator[ScaledProblem] = Operator(
     arguments=("a", "w_gate_up", "a_scale", "w_scale", "out", "scratch", "workspace", "stream"),
     unkeyed=("workspace", "check"),
     prepare=bind,
-    empty=fill,
+    empty=filled_by(by_reference),
     check_memory=check_values,
 )
 LIBRARY = register(SCALED_SWIGLU)

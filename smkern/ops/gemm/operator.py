@@ -10,7 +10,7 @@ from torch import Tensor
 from smkern.ops.fp8 import gemm as fp8
 from smkern.ops.gemm.call import LAUNCHED, Gemm, bind, check_gemm, problem_of, shapes_of
 from smkern.ops.gemm.dispatch import gemm_dispatcher
-from smkern.ops.operator import Operator
+from smkern.ops.operator import Operator, filled_by
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import gemm as reference
@@ -26,13 +26,6 @@ def by_reference(call: Any) -> Tensor:
     return found
 
 
-def fill(call: Any) -> None:
-    """M, N or K of 0: nothing to write, or the epilogue of zeros."""
-    if call.out.numel():
-        with torch.no_grad():
-            by_reference(call)
-
-
 GEMM: Operator[GemmProblem] = Operator(
     name="gemm",
     call=Gemm,
@@ -46,7 +39,7 @@ GEMM: Operator[GemmProblem] = Operator(
     arguments=LAUNCHED,
     unkeyed=("workspace",),
     prepare=bind,
-    empty=fill,
+    empty=filled_by(by_reference),
     kept_in_capture=False,  # a capture gets another kernel where the chosen one is not loaded
 )
 LIBRARY = register(GEMM)

@@ -14,7 +14,7 @@ from smkern.ops.fp8 import swiglu as fp8
 from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
 from smkern.ops.gemm.checks import check_choices, check_dtypes, check_gate_up, check_matrix
 from smkern.ops.gemm.dispatch import gemm_dispatcher
-from smkern.ops.operator import Operator, Shapes, call_class
+from smkern.ops.operator import Operator, Shapes, call_class, filled_by
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import swiglu as reference
@@ -58,10 +58,11 @@ def problem_of(call: Any, aligned: bool) -> GemmProblem | None:
     return problem_from(call, EPILOGUE, [call.a, call.w_gate_up, call.out], aligned)
 
 
-def fill(call: Any) -> None:
-    """M, I or K of 0: nothing to write, or silu(0) * 0."""
-    if call.out.numel():
-        call.out.zero_()
+def by_reference(call: Any) -> Tensor:
+    """The reference on a checked call; into `out`, if it has one."""
+    return reference.gemm_swiglu(
+        call.a, call.w_gate_up, out=call.out, batch_invariant=bool(call.batch_invariant)
+    )
 
 
 GEMM_SWIGLU: Operator[GemmProblem] = Operator(
@@ -70,15 +71,13 @@ GEMM_SWIGLU: Operator[GemmProblem] = Operator(
     check=check_swiglu,
     shapes=shapes_of,
     problem=problem_of,
-    reference=lambda call: reference.gemm_swiglu(
-        call.a, call.w_gate_up, out=call.out, batch_invariant=bool(call.batch_invariant)
-    ),
+    reference=by_reference,
     dispatcher=gemm_dispatcher,
     vectors=("a", "w_gate_up", "out"),
     arguments=tuple({"w": "w_gate_up", "bias": "0", "residual": "0"}.get(x, x) for x in LAUNCHED),
     unkeyed=("workspace",),
     prepare=bind,
-    empty=fill,
+    empty=filled_by(by_reference),
     kept_in_capture=False,  # see GEMM
 )
 LIBRARY = register(GEMM_SWIGLU)
