@@ -93,6 +93,12 @@ class DeviceInfo:
     memory_tbps: float = 0.0
 
     @property
+    def sm(self) -> int:
+        """The capability as kernels are named by it: 90 and the like."""
+        major, minor = self.capability
+        return 10 * major + minor
+
+    @property
     def flops_per_clock(self) -> int:
         """Dense bf16 FLOPs per SM and clock, summed in fp32.
 

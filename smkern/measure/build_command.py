@@ -33,12 +33,11 @@ def likeliest(
     As dispatch asks it: for the step of rows (`model_rows`) of a problem.
     """
     constants = load_constants(profile.info.name, profile.info.capability)
-    major, minor = profile.info.capability
     for problem, num_sms in product(problems, budgets):
         budget, seen = Budget(num_sms, "mask", True), set[Variant]()
         step = of_step(problem)
         for item in rank(step, budget, profile, kernels=("cutlass",), constants=constants):
-            seen.add(variant_of(problem, item.config(), 10 * major + minor))
+            seen.add(variant_of(problem, item.config(), profile.info.sm))
             if len(seen) == top:
                 break
         yield from seen

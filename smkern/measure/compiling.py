@@ -56,9 +56,8 @@ def compile_configs(
     from smkern.kernels.gemm_compile import precompile as compile_all
     from smkern.kernels.gemm_variants import variant_of
 
-    major, minor = dispatcher.profile.info.capability
     variants = {
-        variant_of(problem, config, 10 * major + minor)
+        variant_of(problem, config, dispatcher.profile.info.sm)
         for problem, config in configs
         if config.kernel not in LIBRARIES
     }

@@ -25,8 +25,7 @@ STATIC = 8 / 448
 def check_device(config: ModelConfig, device: torch.device) -> None:
     """Raise DeviceError for a quantized model on a GPU without e4m3, before it takes memory."""
     if config.quantization is not None and device.type == "cuda":
-        major, minor = device_info(device.index).capability
-        check_fp8_capability(10 * major + minor)
+        check_fp8_capability(device_info(device.index).sm)
 
 
 def quantize_layer(layer: Layer, config: ModelConfig, index: int) -> Layer:

@@ -86,8 +86,7 @@ class PeerSums(Collective):
         self._hidden_size, self._dtype = hidden_size, dtype
         self._vocab_size, self._logit_rows = vocab_size, logit_rows
         self._max_rows, self._longer, self._instead = max_rows, longer, instead
-        major, minor = device_info(device.index).capability
-        capability = self._capability = 10 * major + minor
+        capability = self._capability = device_info(device.index).sm
         torch.cuda.current_stream(device).synchronize()  # the primary context is there
         self._memories: list[PeerMemory] = []
         self._gather: GatherKernel | None = None

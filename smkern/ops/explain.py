@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -29,7 +30,7 @@ D = TypeVar("D", bound=Chooser)
 def dispatcher_and_budget(
     device: int | None,
     of_device: Callable[[int], D],
-    shipped: Callable[[], D],
+    offline: Callable[[Profile], D],
     *,
     num_sms: Any,
     confined: Confinement | None,
@@ -41,7 +42,8 @@ def dispatcher_and_budget(
     Args:
         device: GPU index; None is the current one. Ignored on a machine without a GPU.
         of_device: GPU index to the dispatcher there.
-        shipped: The dispatcher for the shipped profile, asked where there is no GPU.
+        offline: A profile to a dispatcher that only chooses: the shipped profile's answers where
+            there is no GPU.
         num_sms: As in `smkern.explain_gemm`, like all that follow.
         confined: Imagined confinement, or None.
         clusters: Imagined ability to launch clusters, or None.
@@ -56,7 +58,7 @@ def dispatcher_and_budget(
         dispatcher = of_device(index)
         stream = streams.budget(streams.current_stream(index), index)
     else:
-        dispatcher = shipped()
+        dispatcher = _shipped(offline)
         stream = Budget(dispatcher.profile.info.num_sms, "mask", True)
     if partition is not None:
         try:
@@ -67,6 +69,14 @@ def dispatcher_and_budget(
             ) from None
     total = dispatcher.profile.info.num_sms
     return dispatcher, _imagined(num_sms, confined, clusters, stream, total)
+
+
+@cache
+def _shipped(offline: Callable[[Profile], Any]) -> Any:
+    """The dispatcher of the GPU whose profile is shipped."""
+    from smkern.profile import load_profile
+
+    return offline(load_profile())
 
 
 def _imagined(

@@ -76,8 +76,7 @@ class OperatorDispatcher(Generic[P, C]):
     @property
     def capability(self) -> int:
         """90 and the like."""
-        major, minor = self.profile.info.capability
-        return 10 * major + minor
+        return self.profile.info.sm
 
     def select(self, problem: P, budget: Budget) -> C:
         """The configuration for a problem in a budget, the same for all rows of a step."""
@@ -131,8 +130,7 @@ def load_dispatcher(
     from smkern.profile import load_profile
 
     profile = load_profile(index)
-    major, minor = profile.info.capability
-    made = partial(kernels, 10 * major + minor)
+    made = partial(kernels, profile.info.sm)
     return OperatorDispatcher(profile, made, selector(profile), step)
 
 

@@ -108,8 +108,7 @@ def choose(problem: ScaledGroupedProblem, budget: Budget, capability: int) -> Gr
 
 def selector(profile: Profile) -> Callable[[ScaledGroupedProblem, Budget], GroupedConfig]:
     """`choose` for a device."""
-    major, minor = profile.info.capability
-    return partial(choose, capability=10 * major + minor)
+    return partial(choose, capability=profile.info.sm)
 
 
 def num_ctas(problem: ScaledGroupedProblem, config: GroupedConfig, budget: Budget) -> int:

@@ -273,11 +273,6 @@ class GroupedKey(Key):
     BUCKETED = ("rows",)
 
 
-def _capability(profile: Profile) -> int:
-    major, minor = profile.info.capability
-    return 10 * major + minor
-
-
 GROUPED_FAMILY: BucketFamily[GroupedProblem, GroupedConfig] = BucketFamily(
     name="grouped_gemm",
     key=GroupedKey,
@@ -286,7 +281,7 @@ GROUPED_FAMILY: BucketFamily[GroupedProblem, GroupedConfig] = BucketFamily(
         for aligned in (True, False)
     ),
     default=GroupedConfig(),
-    candidates=lambda problem, budget, profile: configs_of(problem, _capability(profile)),
+    candidates=lambda problem, budget, profile: configs_of(problem, profile.info.sm),
     predict_us=predict_us,
-    legal=lambda problem, config, budget, profile: is_legal(problem, config, _capability(profile)),
+    legal=lambda problem, config, budget, profile: is_legal(problem, config, profile.info.sm),
 )

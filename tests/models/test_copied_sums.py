@@ -77,7 +77,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> CopiedSums:
     monkeypatch.setattr(copied_sums, "Copies", Copies)
     for room in (peer_sums, copied_sums):
         monkeypatch.setattr(room, "OneShotKernels", Kernels)
-    monkeypatch.setattr(peer_sums, "device_info", lambda index: SimpleNamespace(capability=(9, 0)))
+    monkeypatch.setattr(peer_sums, "device_info", lambda index: SimpleNamespace(sm=90))
     monkeypatch.setattr(peer_sums, "budget_of_stream", lambda stream, index: Budget(132, "mask"))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -70,7 +70,7 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[Memory]:
     monkeypatch.setattr(peer_sums, "PeerMemory", taken)
     monkeypatch.setattr(peer_sums, "OneShotKernels", Kernels)
     monkeypatch.setattr(peer_sums, "GatherKernel", Kernels)
-    monkeypatch.setattr(peer_sums, "device_info", lambda index: SimpleNamespace(capability=(9, 0)))
+    monkeypatch.setattr(peer_sums, "device_info", lambda index: SimpleNamespace(sm=90))
     monkeypatch.setattr(peer_sums, "budget_of_stream", lambda stream, index: Budget(24, "mask"))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(

@@ -227,12 +227,11 @@ def attention_dispatcher(index: int) -> AttentionDispatcher:
     from smkern.profile import load_profile
 
     profile = load_profile(index)
-    major, minor = profile.info.capability
 
     def kernels() -> Any:
         from smkern.kernels.attention.launch import AttentionKernels
 
-        return AttentionKernels(index, 10 * major + minor)
+        return AttentionKernels(index, profile.info.sm)
 
     return _dispatcher(profile, kernels)
 

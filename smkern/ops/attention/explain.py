@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,11 +14,7 @@ from smkern.kernels.attention.items import PlanLayout
 from smkern.ops import checks
 from smkern.ops.annotated import checked
 from smkern.ops.attention.call import BACKENDS, problem_from
-from smkern.ops.attention.dispatch import (
-    AttentionDispatcher,
-    attention_dispatcher,
-    offline_dispatcher,
-)
+from smkern.ops.attention.dispatch import attention_dispatcher, offline_dispatcher
 from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
 from smkern.ops.checks import check_choice
 from smkern.ops.explain import dispatcher_and_budget
@@ -82,14 +77,6 @@ class AttentionExplanation:
             f"floor {self.floor_us:.1f} us, bound by {self.bound}; plan {self.plan_bytes} bytes, "
             f"workspace {self.workspace_bytes} bytes; chosen by {self.source}"
         )
-
-
-@cache
-def _shipped_dispatcher() -> AttentionDispatcher:
-    """The dispatcher of the GPU whose profile is shipped, for a machine without a GPU."""
-    from smkern.profile import load_profile
-
-    return offline_dispatcher(load_profile())
 
 
 def shape_from_numbers(batch: Any, given: PlanNumbers) -> AttentionShape:
@@ -185,7 +172,7 @@ def explain_attention(
     shape = shape_from_numbers(batch, given)
     problem = problem_from(shape, dtype, cache_dtype or dtype, bool(softcap), bool(sinks))
     dispatcher, budget = dispatcher_and_budget(
-        device, attention_dispatcher, _shipped_dispatcher,
+        device, attention_dispatcher, offline_dispatcher,
         num_sms=num_sms, confined=confined, clusters=clusters, partition=partition,
     )  # fmt: skip
     profile = dispatcher.profile

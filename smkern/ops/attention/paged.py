@@ -45,8 +45,7 @@ def prepare(
 ) -> Bound:  # fmt: skip
     """The launch of a call; without a plan it makes one first, in memory of its own."""
     if problem.scaled:
-        major, minor = dispatcher.profile.info.capability
-        check_fp8_capability(10 * major + minor)
+        check_fp8_capability(dispatcher.profile.info.sm)
     shape, sizes = problem.shape, sizes_of(call)
     if call.plan is not None:
         check_place(call.plan, budget, call.q.device, "plan")

@@ -146,7 +146,6 @@ def choices(
 def work_of(eager: EagerPlans, calls: AttentionCalls, target: Target) -> Work:
     """Sort choices by the kernels that they are made of; launch one of each."""
     dispatcher = eager.dispatcher
-    major, minor = dispatcher.profile.info.capability
     launched: dict[Any, Choice] = {}
     count = 0
     for choice in choices(dispatcher, calls, target):
@@ -165,7 +164,7 @@ def work_of(eager: EagerPlans, calls: AttentionCalls, target: Target) -> Work:
     return Work(
         choices=count,
         variants=len({variant for variants in launched for variant in variants}) + 1,
-        compile=[Compile(variant, 10 * major + minor) for variant in wanted],
+        compile=[Compile(variant, dispatcher.profile.info.sm) for variant in wanted],
         launches=[partial(launch_once, eager, *choice) for choice in launched.values()],
     )
 

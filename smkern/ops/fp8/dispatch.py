@@ -64,13 +64,12 @@ def fp8_dispatcher(index: int) -> ScaledDispatcher:
     from smkern.profile import load_profile
 
     profile = load_profile(index)
-    major, minor = profile.info.capability
-    check_fp8_capability(10 * major + minor)
+    check_fp8_capability(profile.info.sm)
 
     def kernels() -> Any:
         from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
 
-        return ScaledGemmKernels(10 * major + minor)
+        return ScaledGemmKernels(profile.info.sm)
 
     return ScaledDispatcher(index, profile, kernels)
 

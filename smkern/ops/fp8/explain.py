@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from smkern.errors import ArgumentError
@@ -32,14 +31,6 @@ def _source(dispatcher: ScaledDispatcher, problem: ScaledProblem, budget: Budget
     return "model" if found is None else "table"
 
 
-@cache
-def _shipped_dispatcher() -> ScaledDispatcher:
-    """The dispatcher of the GPU whose profile is shipped, for a machine without a GPU."""
-    from smkern.profile import load_profile
-
-    return offline_dispatcher(load_profile())
-
-
 def explain_scaled(
     sizes: Mapping[str, int],
     epilogue: Epilogue,
@@ -63,7 +54,7 @@ def explain_scaled(
         device: GPU index; None is the current one.
         place: As `smkern.ops.explain.dispatcher_and_budget` takes it.
     """
-    dispatcher, budget = dispatcher_and_budget(device, fp8_dispatcher, _shipped_dispatcher, **place)
+    dispatcher, budget = dispatcher_and_budget(device, fp8_dispatcher, offline_dispatcher, **place)
     m, n, k = sizes.values()
     if blocks and k % FP8_BLOCK:
         raise ArgumentError(f"k={k}: block scales want a multiple of {FP8_BLOCK}")

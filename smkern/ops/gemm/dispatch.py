@@ -357,12 +357,11 @@ def gemm_dispatcher(index: int) -> Dispatcher:
     from smkern.tuning.select import GEMM_FAMILY
 
     profile = load_profile(index)
-    major, minor = profile.info.capability
 
     def kernels() -> Any:
         from smkern.kernels.gemm_launch import GemmKernels
 
-        return GemmKernels(index, 10 * major + minor)
+        return GemmKernels(index, profile.info.sm)
 
     def library() -> Any:
         from smkern.kernels.cublaslt import CublasLt

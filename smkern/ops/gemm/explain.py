@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,18 +15,14 @@ from smkern.ops.fp8 import explain as fp8
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Dispatcher, Explanation, gemm_dispatcher, offline_dispatcher
 from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
+from smkern.tuning.select import GEMM_FAMILY
 
 if TYPE_CHECKING:
     from smkern.partition import Partition
+    from smkern.profile import Profile
 
 
-@cache
-def _shipped_dispatcher() -> Dispatcher:
-    """The dispatcher of the GPU whose profile is shipped, for a machine without a GPU."""
-    from smkern.profile import load_profile
-    from smkern.tuning.select import GEMM_FAMILY
-
-    profile = load_profile()
+def _offline(profile: Profile) -> Dispatcher:
     return offline_dispatcher(profile, GEMM_FAMILY.load(profile))
 
 
@@ -50,9 +45,7 @@ def explain_product(
     **place: Any,
 ) -> Explanation:
     """Which configuration a product takes; `sizes`: rows of a, columns of out and of a, by name."""
-    dispatcher, budget = dispatcher_and_budget(
-        device, gemm_dispatcher, _shipped_dispatcher, **place
-    )
+    dispatcher, budget = dispatcher_and_budget(device, gemm_dispatcher, _offline, **place)
     check_sizes(sizes)
     m, n, k = sizes.values()
     fits = aligned and n % 8 == 0 and k % 8 == 0

@@ -134,7 +134,7 @@ def _work_of(eager: EagerOperator[GemmProblem], wanted: Iterable[Choice]) -> Wor
     from smkern.kernels.gemm_variants import variant_of
 
     dispatcher = eager.dispatcher
-    major, minor = dispatcher.profile.info.capability
+    info = dispatcher.profile.info
     smallest: dict[Any, tuple[GemmProblem, GemmConfig]] = {}
     library: list[tuple[GemmProblem, GemmConfig, Budget]] = []
     count = 0
@@ -143,12 +143,12 @@ def _work_of(eager: EagerOperator[GemmProblem], wanted: Iterable[Choice]) -> Wor
         if config.kernel in constraints.LIBRARIES:
             library.append((problem, config, budget))
             continue
-        variant = variant_of(problem, config, 10 * major + minor)
+        variant = variant_of(problem, config, info.sm)
         known = smallest.get(variant)
         if known is None or problem.bytes_moved < known[0].bytes_moved:
             smallest[variant] = problem, config
     new = sorted(v for v, case in smallest.items() if not dispatcher.is_loaded(*case))
-    whole = Budget(dispatcher.profile.info.num_sms, "mask", True)
+    whole = Budget(info.num_sms, "mask", True)
     cases = [(*case, whole) for case in smallest.values()] + library
     return Work(
         choices=count,

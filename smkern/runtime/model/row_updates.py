@@ -143,9 +143,9 @@ class CudaSender:
         self._device = torch.empty(STAGES, STAGE_WORDS, dtype=torch.int32, device=state.device)
         self._stages = [_stage(self._pinned[i], self._device[i]) for i in range(STAGES)]
         self._next = 0
-        major, minor = device_info(self._index).capability
+        sm = device_info(self._index).sm
         with torch.cuda.device(self._index):
-            self._kernel = SlotKernel(state.layout, max_ctas, self._index, 10 * major + minor)
+            self._kernel = SlotKernel(state.layout, max_ctas, self._index, sm)
         self._addresses = (
             state.words.data_ptr(),
             state.finished.data_ptr(),
