@@ -217,6 +217,15 @@ def check_scale(name: str, value: Any, cache: Tensor, *, positive: bool = True) 
         )
 
 
+def check_uncaptured(capturing: bool) -> None:
+    """Raise ArgumentError for `check=True` in a capture."""
+    if capturing:
+        raise ArgumentError(
+            "check=True reads device memory, which a graph capture cannot: leave check at False "
+            "there"
+        )
+
+
 def check_writable(name: str, x: Tensor) -> None:
     """Raise ArgumentError for a tensor that torch lets nobody write into."""
     if x.requires_grad and torch.is_grad_enabled():

@@ -8,7 +8,6 @@ from typing import Any, Generic, NamedTuple
 
 import torch
 
-from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.aliasing import check_disjoint, check_overlap, span_bytes
 from smkern.ops.bounded_cache import keep
@@ -131,11 +130,7 @@ class EagerOperator(Generic[P]):
 
     def check_memory(self, call: Any) -> None:
         """Look at what a checked call's tensors hold."""
-        if self.streams.capturing():
-            raise ArgumentError(
-                "check=True reads device memory, which a graph capture cannot: leave check at "
-                "False there"
-            )
+        checks.check_uncaptured(self.streams.capturing())
         assert self.op.check_memory is not None
         self.op.check_memory(call)
 

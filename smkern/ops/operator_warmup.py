@@ -44,7 +44,7 @@ def work_of(
         choices=len(calls),
         variants=len(variants),
         compile=[Compile(variant) for variant in new],
-        launches=[partial(_launch_once, eager, call) for call in calls],
+        launches=[partial(eager, call) for call in calls],
     )
 
 
@@ -76,7 +76,3 @@ def joined(works: Sequence[Work]) -> Work:
 def aligned(op: Operator[Any], call: Any) -> bool:
     """Whether the tensors whose alignment chooses kernels begin at whole 16 bytes."""
     return not any(pointer(getattr(call, name)) % 16 for name in op.vectors)
-
-
-def _launch_once(eager: EagerOperator[Any], call: Any) -> None:
-    eager(call)

@@ -22,7 +22,7 @@ from smkern.ops.attention.plan import Plan, plan_from_numbers
 from smkern.ops.checks import FP8, check_choice
 from smkern.ops.operator_library import NAMESPACE, define
 
-_TENSORS = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens"
+_TENSORS = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
 _OPTIONS = (
     "Tensor? page_indptr=None, Tensor? cu_q_lens=None, SymInt? max_q_len=None, bool causal=True, "
     "float? scale=None, SymInt? window=None, float? softcap=None, Tensor? sinks=None, "
@@ -30,33 +30,19 @@ _OPTIONS = (
     "Tensor? v_scale_tensor=None, Tensor? plan_buffer=None, Tensor? plan_workspace=None, "
     "SymInt[]? plan_numbers=None, bool check=False, str? backend=None, SymInt? num_sms=None"
 )
-_RESULTS = "bool return_lse=False) -> (Tensor out, Tensor lse)"
-_PLACES = "Tensor(a!) out, *"
-_SCALES = "Tensor(c!) out_scale"
-SCHEMA = f"paged_attention({_TENSORS}, *, {_OPTIONS}, {_RESULTS}"
-OUT_SCHEMA = f"paged_attention_out({_TENSORS}, {_PLACES}, {_OPTIONS}, Tensor(b!)? lse=None) -> ()"
-SCALED_SCHEMA = f"scaled_paged_attention({_TENSORS}, {_SCALES}, *, {_OPTIONS}, {_RESULTS}"
-SCALED_OUT_SCHEMA = (
-    f"scaled_paged_attention_out({_TENSORS}, {_SCALES}, {_PLACES}, {_OPTIONS}, "
-    "Tensor(b!)? lse=None) -> ()"
-)
 
 
-def _call(q: Any, k_cache: Any, v_cache: Any, page_table: Any, kv_lens: Any, *, out: Any = None,
-          lse: Any = None, return_lse: bool = False, **options: Any) -> Call:  # fmt: skip
+def _call(given: dict[str, Any]) -> Call:
     """A call from an operator's arguments."""
     plan = None
-    numbers, buffer = options.pop("plan_numbers", None), options.pop("plan_buffer", None)
-    workspace = options.pop("plan_workspace", None)
-    if buffer is not None and workspace is not None and numbers is not None:
-        plan = plan_from_numbers(numbers, buffer, workspace)
+    parts = [given.pop(f"plan_{part}", None) for part in ("numbers", "buffer", "workspace")]
+    if all(x is not None for x in parts):
+        plan = plan_from_numbers(*parts)
     for name in ("k_scale", "v_scale"):
-        tensor = options.pop(f"{name}_tensor", None)
-        options[name] = options.get(name) if tensor is None else tensor
-    defaults = dict.fromkeys(Call._fields) | {"causal": True, "check": False}
-    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "page_table": page_table,
-             "kv_lens": kv_lens, "out": out, "lse": lse, "return_lse": return_lse}  # fmt: skip
-    return Call(**(defaults | options | given | {"plan": plan}))
+        tensor = given.pop(f"{name}_tensor", None)
+        given[name] = given.get(name) if tensor is None else tensor
+    defaults = {"causal": True, "return_lse": False, "check": False}
+    return Call(**(dict.fromkeys(Call._fields) | defaults | given | {"plan": plan}))
 
 
 def _options(call: Call) -> dict[str, Any]:
@@ -99,44 +85,26 @@ def through_library(call: Call) -> tuple[Tensor, Tensor | None]:
     return out, lse
 
 
-def _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out=None) -> None:
-    """Shape rules that symbolic sizes can be held to; the rest is checked when it runs."""
-    check_choice("backend", backend, BACKENDS)
+def _fake(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Results by the shape rules that symbolic sizes can be held to; the run checks the rest."""
+    q, out, page_table = given["q"], given.get("out"), given["page_table"]
+    check_choice("backend", given.get("backend"), BACKENDS)
     torch._check(q.dim() == 3, lambda: f"q {q.shape} is not [tokens, q_heads, head_dim]")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+    for name in ("k_cache", "v_cache"):
+        cache = given[name]
         torch._check(cache.dim() == 4, lambda name=name: f"{name} must have four dimensions")
         torch._check(
             cache.shape[3] == q.shape[2], lambda name=name: f"{name} and q differ in head_dim"
         )
-    dims = 2 if page_indptr is None else 1
+    dims = 2 if given.get("page_indptr") is None else 1
     torch._check(page_table.dim() == dims, lambda: f"page_table must have {dims} dimensions")
-    torch._check(kv_lens.dim() == 1, lambda: "kv_lens must be a vector")
+    torch._check(given["kv_lens"].dim() == 1, lambda: "kv_lens must be a vector")
     if out is not None:
         torch._check(out.dim() == 3, lambda: "out must have three dimensions")
         for at in range(3):
             torch._check(out.shape[at] == q.shape[at], lambda: f"out {out.shape}, q {q.shape}")
-
-
-def _fake(q, k_cache, v_cache, page_table, kv_lens, *, page_indptr=None, backend=None,
-          return_lse=False, **_):  # fmt: skip
-    _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr)
-    lse = q.new_empty(q.shape[:2] if return_lse else (0,), dtype=torch.float32)
-    return q.new_empty(q.shape), lse
-
-
-def _fake_out(
-    q, k_cache, v_cache, page_table, kv_lens, out, *, page_indptr=None, backend=None, **_
-):
-    _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out)
-
-
-def _fake_scaled(q, k_cache, v_cache, page_table, kv_lens, out_scale, **options):
-    out, lse = _fake(q, k_cache, v_cache, page_table, kv_lens, **options)
-    return out.new_empty(out.shape, dtype=FP8), lse
-
-
-def _fake_scaled_out(q, k_cache, v_cache, page_table, kv_lens, out_scale, out, **options):
-    _fake_out(q, k_cache, v_cache, page_table, kv_lens, out, **options)
+    lse = q.new_empty(q.shape[:2] if given.get("return_lse") else (0,), dtype=torch.float32)
+    return q.new_empty(q.shape, dtype=FP8 if "out_scale" in given else q.dtype), lse
 
 
 Run = Callable[[Call], tuple[Tensor, "Tensor | None"]]
@@ -148,26 +116,36 @@ def register(run: Run, run_scaled: Run) -> torch.library.Library:
     Returns:
         The registration, which lasts as long as the object does.
     """
-
-    def functional(q, k_cache, v_cache, page_table, kv_lens, **options):
-        out, lse = run(_call(q, k_cache, v_cache, page_table, kv_lens, **options))
-        return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
-
-    def into(q, k_cache, v_cache, page_table, kv_lens, out, **options):
-        run(_call(q, k_cache, v_cache, page_table, kv_lens, out=out, **options))
-
-    def scaled(q, k_cache, v_cache, page_table, kv_lens, out_scale, **options):
-        call = _call(q, k_cache, v_cache, page_table, kv_lens, out_scale=out_scale, **options)
-        out, lse = run_scaled(call)
-        return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
-
-    def scaled_into(q, k_cache, v_cache, page_table, kv_lens, out_scale, out, **options):
-        options |= {"out_scale": out_scale, "out": out}
-        run_scaled(_call(q, k_cache, v_cache, page_table, kv_lens, **options))
-
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    define(library, SCHEMA, functional, _fake)
-    define(library, OUT_SCHEMA, into, _fake_out)
-    define(library, SCALED_SCHEMA, scaled, _fake_scaled)
-    define(library, SCALED_OUT_SCHEMA, scaled_into, _fake_scaled_out)
+    _define(library, "paged_attention", _TENSORS, "", run)
+    scales = ", Tensor(c!) out_scale"
+    _define(library, "scaled_paged_attention", (*_TENSORS, "out_scale"), scales, run_scaled)
     return library
+
+
+def _define(
+    library: torch.library.Library, name: str, names: tuple[str, ...], scales: str, run: Run
+) -> None:
+    """Define the functional operator, whose tensors have these names, and its `_out`."""
+    tensors = ", ".join(f"Tensor {x}" for x in _TENSORS) + scales
+
+    def named(given: tuple[Tensor, ...], options: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip((*names, "out"), given, strict=False)) | options
+
+    def functional(*given, **options):
+        out, lse = run(_call(named(given, options)))
+        return out, out.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+    def into(*given, **options):
+        run(_call(named(given, options)))
+
+    def fake(*given, **options):
+        return _fake(named(given, options))
+
+    def fake_into(*given, **options):
+        _fake(named(given, options))
+
+    results = "bool return_lse=False) -> (Tensor out, Tensor lse)"
+    define(library, f"{name}({tensors}, *, {_OPTIONS}, {results}", functional, fake)
+    places = f"Tensor(a!) out, *, {_OPTIONS}, Tensor(b!)? lse=None) -> ()"
+    define(library, f"{name}_out({tensors}, {places}", into, fake_into)

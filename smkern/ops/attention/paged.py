@@ -24,7 +24,7 @@ from smkern.ops.attention.call import Call, check_call, problem_of, results_of, 
 from smkern.ops.attention.check import check_memory
 from smkern.ops.attention.dispatch import AttentionDispatcher, attention_dispatcher
 from smkern.ops.attention.plan import Plan, PlanNumbers, check_place, shape_of_plan
-from smkern.ops.attention.plan_eager import eager_plans, host_budget, plan_cpu
+from smkern.ops.attention.plan_eager import host_budget, plan_here
 from smkern.ops.attention.plan_library import plan_through_library
 from smkern.ops.checks import as_flag
 from smkern.ops.fp8.scales import check_fp8_capability
@@ -211,7 +211,7 @@ def plan_attention(
     )  # fmt: skip
     if _is_compiling() and num_sms is None:
         # the stream's budget is a number that a graph must not keep
-        return torch.compiler.disable(_plan_outside)(kv_lens, cu_q_lens, given, out, check)
+        return torch.compiler.disable(plan_here)(kv_lens, cu_q_lens, given, out, check, None)
     if kv_lens is None or not isinstance(kv_lens, Tensor):
         shape_of_plan(kv_lens, cu_q_lens, given)
     if (
@@ -222,20 +222,7 @@ def plan_attention(
         or not (kv_lens.is_cuda or kv_lens.is_cpu)
     ):
         return plan_through_library(kv_lens, cu_q_lens, given, out, check, num_sms)
-    if kv_lens.is_cuda:
-        eager = eager_plans(kv_lens.get_device())
-        return eager.plan(kv_lens, cu_q_lens, given, out, check, num_sms)
-    return plan_cpu(kv_lens, cu_q_lens, given, out, check, num_sms)
-
-
-def _plan_outside(
-    kv_lens: Tensor, cu_q_lens: Tensor | None, given: PlanNumbers, out: Plan | None, check: bool
-) -> Plan:
-    """Make a plan in the current stream's budget, outside a compiled function's graph."""
-    if kv_lens.is_cuda:
-        eager = eager_plans(kv_lens.get_device())
-        return eager.plan(kv_lens, cu_q_lens, given, out, check, None)
-    return plan_cpu(kv_lens, cu_q_lens, given, out, check, None)
+    return plan_here(kv_lens, cu_q_lens, given, out, check, num_sms)
 
 
 def paged_attention(

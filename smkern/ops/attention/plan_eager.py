@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import plan_items
 from smkern.ops import checks
@@ -65,7 +64,7 @@ class EagerPlans:
             if out.__class__ is not Plan or out.shape is not shape or out.budget is not budget:
                 check_refill(out, shape, budget, kv_lens.device)
         if check_it:
-            self._refuse_in_capture()
+            checks.check_uncaptured(self.streams.capturing())
             check.check_lengths(kv_lens, cu_q_lens, shape)
         if launch is None:
             made.buffer.zero_()
@@ -93,13 +92,6 @@ class EagerPlans:
         keep(self._plans, key, (shape, budget, launch))
         return shape, budget, launch
 
-    def _refuse_in_capture(self) -> None:
-        if self.streams.capturing():
-            raise ArgumentError(
-                "check=True reads device memory, which a graph capture cannot: leave check at "
-                "False there"
-            )
-
 
 @cache
 def eager_plans(index: int) -> EagerPlans:
@@ -110,6 +102,17 @@ def eager_plans(index: int) -> EagerPlans:
 def host_budget(num_sms: Any) -> Budget:
     """The budget of a call on CPU tensors: what it says, 1 where it says nothing."""
     return Budget(1 if num_sms is None else checks.as_num_sms(num_sms), "grid", True)
+
+
+def plan_here(
+    kv_lens: Tensor, cu_q_lens: Tensor | None, given: PlanNumbers, out: Plan | None, check_it: bool,
+    num_sms: Any,
+) -> Plan:  # fmt: skip
+    """The plan on the lengths' device: a GPU, or the CPU."""
+    if kv_lens.is_cuda:
+        eager = eager_plans(kv_lens.get_device())
+        return eager.plan(kv_lens, cu_q_lens, given, out, check_it, num_sms)
+    return plan_cpu(kv_lens, cu_q_lens, given, out, check_it, num_sms)
 
 
 def plan_cpu(

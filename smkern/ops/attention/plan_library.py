@@ -20,7 +20,7 @@ from smkern.ops.attention.plan import (
     plan_from_numbers,
     shape_of_plan,
 )
-from smkern.ops.attention.plan_eager import eager_plans, host_budget, plan_cpu
+from smkern.ops.attention.plan_eager import eager_plans, host_budget, plan_here
 from smkern.ops.operator_library import NAMESPACE, define
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
@@ -70,12 +70,7 @@ def _given(shape: AttentionShape) -> PlanNumbers:
 
 def _run(kv_lens: Tensor, cu_q_lens: Tensor | None, plan: Plan, check_it: bool) -> None:
     """Fill a plan's buffers; those given by a graph may be of its own."""
-    given, num_sms = _given(plan.shape), plan.budget.num_sms
-    if kv_lens.is_cuda:
-        eager = eager_plans(kv_lens.get_device())
-        eager.plan(kv_lens, cu_q_lens, given, plan, check_it, num_sms)
-    else:
-        plan_cpu(kv_lens, cu_q_lens, given, plan, check_it, num_sms)
+    plan_here(kv_lens, cu_q_lens, _given(plan.shape), plan, check_it, plan.budget.num_sms)
 
 
 def _plan(kv_lens, cu_q_lens=None, *, numbers, check=False):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+from smkern.ops.checks import check_uncaptured
 
 _WANTED = {
     "temperature": "a number of at least 0",
@@ -35,10 +36,7 @@ def check_memory(call: Any) -> None:
     """
     if call.logits.is_meta:
         raise ArgumentError("check=True reads memory, which meta tensors have none of")
-    if call.logits.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise ArgumentError(
-            "check=True reads device memory, which a graph capture cannot: leave check at False"
-        )
+    check_uncaptured(call.logits.is_cuda and torch.cuda.is_current_stream_capturing())
     live = torch.ones(call.logits.shape[0], dtype=torch.bool)
     if call.finished is not None:
         live = call.finished.cpu() == 0
