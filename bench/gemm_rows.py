@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from smkern.bench.rows import Cell, Row, rounded, settled, target_row, worst_row
+from smkern.bench.rows import Cell, Row, not_measured, rounded, settled, target_row, worst_row
 from smkern.measure.timing import geomean
 
 TFLOPS_PER_SM = 8.1
@@ -39,31 +40,25 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     measured = [cell for cell in gemms if cell.get("us")]
     if not gemms:
         return {}
-    by = {name: [c for c in measured if c["provider"] == name] for name in _providers(measured)}
+    by: defaultdict[str, list[Cell]] = defaultdict(list)
+    for cell in measured:
+        by[cell["provider"]].append(cell)
     summary: dict[str, Any] = {
-        "geomean_vs_cublas": {p: _geomean_row(by.get(p, []), GEOMEAN_TARGET[p]) for p in OURS},
-        "worst_vs_cublas": {p: _worst_row(by.get(p, []), WORST_TARGET[p]) for p in OURS},
-        "geomean_vs_cublas_by_budget": {p: _by_budget(by.get(p, [])) for p in OURS},
-        "tensor_fraction_m2048_up_to_60_sms": {p: _tensor_row(by.get(p, [])) for p in OURS},
-        "vs_cublas_full_m2048": {p: _full_row(by.get(p, [])) for p in OURS},
-        "streaming_m32": _streaming_row(by.get("smkern", []), narrow=False),
-        "streaming_m32_at_16_and_24": _streaming_row(by.get("smkern", []), narrow=True),
-        "streaming_m64": _m64_row(by.get("smkern", [])),
+        "geomean_vs_cublas": {p: _geomean_row(by[p], GEOMEAN_TARGET[p]) for p in OURS},
+        "worst_vs_cublas": {p: _worst_row(by[p], WORST_TARGET[p]) for p in OURS},
+        "geomean_vs_cublas_by_budget": {p: _by_budget(by[p]) for p in OURS},
+        "tensor_fraction_m2048_up_to_60_sms": {p: _tensor_row(by[p]) for p in OURS},
+        "vs_cublas_full_m2048": {p: _full_row(by[p]) for p in OURS},
+        "streaming_m32": _streaming_row(by["smkern"], narrow=False),
+        "streaming_m32_at_16_and_24": _streaming_row(by["smkern"], narrow=True),
+        "streaming_m64": _m64_row(by["smkern"]),
         "model_over_tuned": _model_row(by),
         "wrong_budget_over_smkern": _times_row(by, "wrong-budget"),
-        "cublaslt_dispatched": _library_row(by.get("smkern", [])),
-        "not_measured": [_name(cell) | {"error": cell["error"]} for cell in gemms if _failed(cell)],
+        "cublaslt_dispatched": _library_row(by["smkern"]),
+        # cuBLAS on a small partition may well have no figures
+        "not_measured": not_measured((c for c in gemms if c["provider"] != "cublas"), _name),
     }
     return summary
-
-
-def _providers(cells: Iterable[Cell]) -> set[str]:
-    return {cell["provider"] for cell in cells}
-
-
-def _failed(cell: Cell) -> bool:
-    """An own or full-chip cell with no figures; cuBLAS on a small partition may well have none."""
-    return bool(cell.get("error")) and cell["provider"] != "cublas"
 
 
 def _compared(cells: Iterable[Cell]) -> list[Cell]:
@@ -147,10 +142,10 @@ def _least(cells: list[Cell], value: Callable[[Cell], float], target: float) -> 
     return row
 
 
-def _pairs(by: dict[str, list[Cell]], provider: str, base: str) -> list[tuple[Cell, Cell]]:
+def _pairs(by: Mapping[str, list[Cell]], provider: str, base: str) -> list[tuple[Cell, Cell]]:
     """Cells of `provider` beside `base`'s of the same group."""
-    bases = {_group(cell): cell for cell in by.get(base, [])}
-    found = by.get(provider, [])
+    bases = {_group(cell): cell for cell in by[base]}
+    found = by[provider]
     return [(cell, bases[_group(cell)]) for cell in found if _group(cell) in bases]
 
 
@@ -159,7 +154,7 @@ def _group(cell: Cell) -> tuple[int, int, int, int]:
     return case["m"], case["n"], case["k"], cell["group_sms"]
 
 
-def _model_row(by: dict[str, list[Cell]]) -> Row:
+def _model_row(by: Mapping[str, list[Cell]]) -> Row:
     """Time by the cost model alone over time by the tuned table, both by our own kernels."""
     pairs = _pairs(by, "smkern:model", "smkern:triton")
     value = geomean(model["us"] / tuned["us"] for model, tuned in pairs)
@@ -168,7 +163,7 @@ def _model_row(by: dict[str, list[Cell]]) -> Row:
     return row
 
 
-def _times_row(by: dict[str, list[Cell]], provider: str) -> Row:
+def _times_row(by: Mapping[str, list[Cell]], provider: str) -> Row:
     """How much slower `provider` is than smkern as dispatched; for information."""
     pairs = _pairs(by, provider, "smkern")
     ratios = [slow["us"] / fast["us"] for slow, fast in pairs]

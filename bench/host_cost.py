@@ -12,6 +12,7 @@ import torch
 
 import smkern
 from smkern.bench.cliffs import even_budgets
+from smkern.bench.gemm_providers import cublas_call
 from smkern.bench.host_timing import host_time, switch_time
 from smkern.bench.plain_launch import plain_launch
 from smkern.bench.results import Results
@@ -75,7 +76,10 @@ class HostCosts:
                     with torch.cuda.stream(stream):
                         self._doors(ops, m, where=where, split=split)
         smkern_free = GemmOperands(2048, 1024, 128, num_sets=4)
-        peers = {"triton": _triton_call(smkern_free, 128, total), "cublas": _mm(smkern_free, 128)}
+        peers = {
+            "triton": _triton_call(smkern_free, 128, total),
+            "cublas": cublas_call(smkern_free, 128),
+        }
         for provider, call in peers.items():
             self.note_time("eager", host_time(call), provider=provider)
 
@@ -172,16 +176,6 @@ def _triton_call(ops: GemmOperands, m: int, num_sms: int) -> Callable[[int], Non
     def call(i: int) -> None:
         a, w, out = sets[i & 3]
         plain_launch(a, w, out, num_sms)
-
-    return call
-
-
-def _mm(ops: GemmOperands, m: int) -> Callable[[int], None]:
-    sets = [(a, w.t(), out) for a, w, out in ops.sets(m)]
-
-    def call(i: int) -> None:
-        a, wt, out = sets[i & 3]
-        torch.mm(a, wt, out=out)
 
     return call
 

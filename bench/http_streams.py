@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -19,6 +19,9 @@ from smkern.bench.runtime.figures import common
 
 START_S = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
+
+Watch = Callable[..., Coroutine[Any, Any, Any]]
+"""The body of a client: of a port, the server's process, and a load."""
 
 
 @dataclass(slots=True)
@@ -59,13 +62,13 @@ def run_front(connection: Connection, ready: Any, port: int) -> None:
         run_server(Server(client, ready, "bench").app, client, place, 30)
 
 
-def behind_front(mux: Any, ready: Any, watch: Callable[..., None], *load: Any) -> Any:
+def behind_front(mux: Any, ready: Any, watch: Watch, *load: Any) -> Any:
     """Serve a client process by way of the server's, as `smkern serve` does.
 
     Args:
         mux: The runtime, in this process.
         ready: What the server is told of it.
-        watch: The client's body: a port, the server's process, the load, where the answer is put.
+        watch: What the client does, in a process.
         load: What it asks for.
 
     Returns:
@@ -78,7 +81,7 @@ def behind_front(mux: Any, ready: Any, watch: Callable[..., None], *load: Any) -
     server = spawn.Process(target=run_front, args=(theirs, ready, port))
     server.start()
     theirs.close()
-    client = spawn.Process(target=watch, args=(port, server.pid, *load, told))
+    client = spawn.Process(target=run_client, args=(watch, port, server.pid, load, told))
     client.start()
     told.close()
     EngineLoop(mux, ours).run()  # until the client has stopped the server
@@ -89,26 +92,20 @@ def behind_front(mux: Any, ready: Any, watch: Callable[..., None], *load: Any) -
     return seen
 
 
-def watch_streams(
-    port: int, server: int, prompts: Sequence[list[int]], tokens: int, answer: Connection
+def run_client(
+    watch: Watch, port: int, server: int, load: Sequence[Any], answer: Connection
 ) -> None:
-    """Stream all prompts at a time, stop the server, tell what came; the body of a process.
-
-    It reads bytes as they come and looks into them afterwards: what is measured is the server.
-
-    Args:
-        port: Where the server listens.
-        server: Its process.
-        prompts: Token ids of each stream.
-        tokens: New tokens of each.
-        answer: Where the `Seen` is put.
-    """
-    seen = asyncio.run(_all(port, server, prompts, tokens))
+    """The client's process: watch, stop the server, tell what came."""
+    seen = asyncio.run(watch(port, server, *load))
     os.kill(server, signal.SIGTERM)  # the engine reads the answer once that has ended
     answer.send(seen)
 
 
-async def _all(port: int, server: int, prompts: Sequence[list[int]], tokens: int) -> Seen:
+async def watch_streams(port: int, server: int, prompts: Sequence[list[int]], tokens: int) -> Seen:
+    """Stream all prompts at a time, so many new tokens of each.
+
+    It reads bytes as they come and looks into them afterwards: what is measured is the server.
+    """
     await until_up(port)
     cpu_s, began = _cpu_s(server), perf_counter()
     arrived = await asyncio.gather(*(_one(port, prompt, tokens) for prompt in prompts))

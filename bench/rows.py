@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Cell = dict[str, Any]
@@ -77,3 +77,13 @@ def settled(cell: Cell, ratio: str = "vs_best") -> float:
 def loses_to_best(cell: Cell) -> bool:
     """Whether a cell of ours, as dispatched, is slower than the best peer."""
     return cell["provider"] == "smkern" and (cell.get("vs_best") or 1.0) < 1.0
+
+
+def has_cell(cells: Iterable[Cell], provider: str, case: Mapping[str, Any]) -> bool:
+    """Whether a provider's cell with such a case was measured, without an error."""
+    return any(
+        cell["provider"] == provider
+        and case.items() <= cell["case"].items()
+        and not cell.get("error")
+        for cell in cells
+    )

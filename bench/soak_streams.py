@@ -6,12 +6,11 @@ import asyncio
 import json
 import os
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from random import Random
 from time import perf_counter
+from urllib.request import urlopen
 
 from smkern.bench.http_streams import ask, until_up
 
@@ -54,19 +53,10 @@ class Soaked:
     took_s: float = 0.0
 
 
-def watch_soak(
-    port: int, server: int, texts: Sequence[Text], streams: int, seconds: float,
-    answer: Connection,
-) -> None:  # fmt: skip
-    """Keep the streams going, stop the server, tell what came; the body of a process."""
-    seen = asyncio.run(_all(port, server, texts, streams, seconds))
-    os.kill(server, signal.SIGTERM)
-    answer.send(seen)
-
-
-async def _all(
+async def watch_soak(
     port: int, server: int, texts: Sequence[Text], streams: int, seconds: float
 ) -> Soaked:
+    """Keep so many streams going."""
     await until_up(port)
     seen, draw, began = Soaked(), Random(6), perf_counter()
 
@@ -86,7 +76,7 @@ async def _all(
     await asyncio.gather(*(stream() for _ in range(streams)))
     seen.took_s = perf_counter() - began
     for _ in range(round(10 * SETTLE_S)):
-        seen.metrics = samples(await _get(port, "/metrics"))
+        seen.metrics = samples(urlopen(f"http://127.0.0.1:{port}/metrics").read().decode())
         if not any(seen.metrics.get(name) for name in BUSY):
             break
         await asyncio.sleep(0.1)
@@ -114,14 +104,6 @@ async def _one(port: int, text: Text, wanted: int | None) -> list[int]:
             break
     writer.close()
     return tokens
-
-
-async def _get(port: int, path: str) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-    text = (await reader.read()).decode()
-    writer.close()
-    return text
 
 
 def samples(text: str) -> dict[str, float]:

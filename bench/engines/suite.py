@@ -17,6 +17,7 @@ from smkern.bench.engines.cases import OURS, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.tasks import OUR_S, STEPS, OurTasks, Task, vllm_tasks
 from smkern.bench.results import Results
+from smkern.bench.rows import has_cell
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, known_names, suite_command
 from smkern.device import device_info
 from smkern.measure.options import IntList
@@ -33,7 +34,7 @@ def measure_engine(
             if provider == OURS
             else vllm_tasks(load, provider, results, steps)
         ).tasks()
-        wanted = iter([task for task in given if not _is_there(results, provider, task[0])])
+        wanted = iter([x for x in given if not has_cell(results.cells, provider, _case_of(x[0]))])
 
         def measure(task: Task) -> Iterator[Cell]:
             began = time.monotonic()
@@ -57,16 +58,6 @@ def measure_engine(
 def _case_of(task: str) -> dict[str, Any]:
     name, _, limit = task.partition(" ")
     return {"name": name, "limit": limit} if limit else {"name": name}
-
-
-def _is_there(results: Results, provider: str, task: str) -> bool:
-    wanted = _case_of(task)
-    return any(
-        cell["provider"] == provider
-        and wanted.items() <= cell["case"].items()
-        and not cell.get("error")
-        for cell in results.cells
-    )
 
 
 def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:

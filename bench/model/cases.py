@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from smkern.bench.model.floor import Forward
@@ -52,13 +52,7 @@ class DecodeCase:
     @property
     def about(self) -> dict[str, Any]:
         """The `case` of a results cell."""
-        return {
-            "model": self.model,
-            "batch": self.batch,
-            "context": self.context,
-            "beside": self.beside,
-            "overlap": self.overlap,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +71,7 @@ class PrefillCase:
 
     @property
     def about(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "batch": self.batch,
-            "tokens": self.tokens,
-            "beside": self.beside,
-            "overlap": self.overlap,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from smkern.bench.model.overlap import forbid_overlap
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL, summarize
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, has_cell
 from smkern.bench.suite import (
     BUDGETS_OPTION,
     TIME_LIMIT_OPTION,
@@ -61,14 +61,9 @@ class Task:
 
     def is_done(self, results: Results) -> bool:
         """Whether the file has its first cell."""
-        about = self.case.about
-        return any(
-            cell["op"] == self.op
-            and cell["num_sms"] == self.place.num_sms
-            and {name: cell["case"].get(name) for name in about} == about
-            and not cell.get("error")
-            for cell in results.cells
-        )
+        key = self.op, self.place.num_sms
+        cells = (cell for cell in results.cells if (cell["op"], cell["num_sms"]) == key)
+        return has_cell(cells, "smkern", self.case.about)
 
     def failure(self, error: Exception) -> Cell:
         """The cell of a task that raised."""

@@ -13,6 +13,7 @@ import click
 from rich.progress import Progress
 
 from smkern.bench.results import Results, cell_key
+from smkern.bench.rows import has_cell
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
 from smkern.bench.runtime.rounds import Rounds
 from smkern.bench.runtime.rows import gains, renew, summarize
@@ -96,12 +97,8 @@ class RuntimeRun:
     def _is_done(self, plan: RuntimePlan, task: Task) -> bool:
         """Whether the file had its first cell, or another task of this round measured it."""
         wanted = {"model": plan.model, "name": task.name, **task.about}
-        return not self.again and any(
-            cell["provider"] == task.provider
-            and wanted.items() <= cell["case"].items()
-            and not cell.get("error")
-            for cell in (*self._before, *self._rounds.now())
-        )
+        cells = (*self._before, *self._rounds.now())
+        return not self.again and has_cell(cells, task.provider, wanted)
 
     def _say(self, line: str) -> None:
         self.progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
