@@ -22,6 +22,9 @@ from smkern.measure.partitions import Partitions, Place, Placement, trim_memory
 from smkern.measure.timing import Call, Case, Timing, first_line, ratio, time_within, try_eagerly
 from smkern.profile import Profile, load_profile
 
+Peer = tuple[str, Mapping[str, Any], Callable[[], Call]]
+"""A name, what its cells say, and what prepares its call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Provider:
@@ -58,6 +61,8 @@ class Bench(ABC, Generic[C]):
 
     budget_us: float
     """Device time that the rounds of one group may take."""
+    others: Sequence[Peer] = ()
+    """Who else computes a case, the same in every place."""
 
     def ours(self, case: C, place: Place) -> Iterable[Provider]:
         """Our providers, in the spread partition."""
@@ -65,7 +70,7 @@ class Bench(ABC, Generic[C]):
 
     def peers(self, case: C, place: Place) -> Iterable[Provider]:
         """The others, in the spread and in the default partition."""
-        return ()
+        return [Provider(name, place, make, about) for name, about, make in self.others]
 
     @abstractmethod
     def reset(self, case: C) -> None:

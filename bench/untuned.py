@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -157,16 +156,11 @@ def summarize_left_out(cells: Iterable[Cell]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Constants by the shape that their fit left out: `NxK.json` files of a folder."""
-
-    folder: Path
-
-    def constants(self, shape: Shape) -> CostConstants:
-        path = self.folder / f"{shape[0]}x{shape[1]}.json"
-        remedy = "make them: python -m smkern.autotune.fit RAW --leave-out FOLDER"
-        return read_constants(path, f"fitted without {path.stem}", remedy)
+def constants_without(shape: Shape, folder: Path) -> CostConstants:
+    """The constants whose fit left a shape out: `NxK.json` of a folder."""
+    path = folder / f"{shape[0]}x{shape[1]}.json"
+    remedy = "make them: python -m smkern.autotune.fit RAW --leave-out FOLDER"
+    return read_constants(path, f"fitted without {path.stem}", remedy)
 
 
 @suite_command(
@@ -202,9 +196,9 @@ def command(output: Output, *, left_out: Path | None, again: bool) -> None:
 
 def left_out_suite(folder: Path) -> GroupSuite[GemmCase]:
     """The committed shapes, each by the constants of `folder` that were fitted without it."""
-    dispatcher, held = dispatcher_of(), LeftOut(folder)
+    dispatcher = dispatcher_of()
 
     def use(shape: Shape) -> None:
-        dispatcher.constants = held.constants(shape)
+        dispatcher.constants = constants_without(shape, folder)
 
     return GemmChoice(LEFT_OUT, peers=False, context=False, before=use).suite(summarize_left_out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.bench.frame import Bench, Provider, wrong_result
+from smkern.bench.frame import Bench, Peer, Provider, wrong_result
 from smkern.bench.peers import once
 from smkern.measure.append import (
     EPS,
@@ -168,27 +168,23 @@ class AppendBench(Bench[AppendCase]):
     flashinfer: Any
     names: Collection[str] = PEERS
     budget_us: float = 100_000.0
-    _peers: list[tuple[str, Layout, Callable[[], Call]]] = field(init=False)
+    others: list[Peer] = field(init=False)
 
     def __post_init__(self) -> None:
-        ops = self.ops
-        found: list[tuple[str, Layout, Callable[[], Call]]] = [
-            ("torch", "NHD", once(partial(torch_call, ops, False))),
-            ("torch:compile", "NHD", once(partial(torch_call, ops, True))),
+        ops, paged = self.ops, {"layout": "NHD"}
+        found: list[Peer] = [
+            ("torch", paged, once(partial(torch_call, ops, False))),
+            ("torch:compile", paged, once(partial(torch_call, ops, True))),
         ]
         if self.flashinfer is not None:
             for layout in LAYOUTS:
                 make = partial(flashinfer_call, self.flashinfer, ops, layout)
-                found.append(("flashinfer", layout, once(make)))
-        self._peers = [peer for peer in found if peer[0] in self.names]
+                found.append(("flashinfer", {"layout": layout}, once(make)))
+        self.others = [peer for peer in found if peer[0] in self.names]
 
     def ours(self, case: AppendCase, place: Place) -> list[Provider]:
         tell = partial(selection, self.ops, place)
         return [Provider("smkern", place, partial(our_call, self.ops), {"layout": "HND"}, tell)]
-
-    def peers(self, case: AppendCase, place: Place) -> Iterator[Provider]:
-        for provider, layout, make in self._peers:
-            yield Provider(provider, place, make, {"layout": layout})
 
     def reset(self, case: AppendCase) -> None:
         self.ops.wanted()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from smkern.bench.attention.beside import MOST_SMS, OP, beside_cell
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.cases import Group
 from smkern.bench.cells import cell_head, failed_cell
-from smkern.bench.frame import Bench, Provider, wrong_result
+from smkern.bench.frame import Bench, Peer, Provider, wrong_result
 from smkern.bench.peers import once
 from smkern.measure.attention import AttentionCase, AttentionOperands
 from smkern.measure.partitions import Partitions, Place
@@ -125,14 +125,14 @@ class AttentionBench(Bench[AttentionCase]):
     ops: AttentionOperands
     flashinfer: FlashInfer
     budget_us: float = 150_000.0
-    _peers: list[tuple[str, dict[str, Any], Callable[[], Call]]] = field(init=False)
+    others: list[Peer] = field(init=False)
 
     def __post_init__(self) -> None:
         found = self.flashinfer.calls(self.ops)
-        self._peers = [(provider, {"layout": layout}, make) for provider, layout, make in found]
+        self.others = [(provider, {"layout": layout}, make) for provider, layout, make in found]
         if self.ops.case.is_dense:
             for provider, backend in SDPA_BACKENDS.items():
-                self._peers.append((provider, {}, once(partial(sdpa_call, self.ops, backend))))
+                self.others.append((provider, {}, once(partial(sdpa_call, self.ops, backend))))
 
     def ours(self, case: AttentionCase, place: Place) -> Iterator[Provider]:
         """Our providers in one place, over one plan: they run one after another."""
@@ -147,10 +147,6 @@ class AttentionBench(Bench[AttentionCase]):
         for provider, backend in OUR_BACKENDS.items():
             tell = partial(selection, self.ops, plans, backend)
             yield Provider(provider, place, partial(make, backend), {"layout": "HND"}, tell)
-
-    def peers(self, case: AttentionCase, place: Place) -> Iterator[Provider]:
-        for provider, about, make in self._peers:
-            yield Provider(provider, place, make, about)
 
     def reset(self, case: AttentionCase) -> None:
         self.ops.reference()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from smkern.bench.frame import Bench, Provider
+from smkern.bench.frame import Bench, Peer, Provider
 from smkern.bench.ops import experts, products, row_wise, sampling
 from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.rivals import Rivals
@@ -101,7 +101,7 @@ class OpBench(Bench[OpCase]):
     rivals: Rivals
     names: Collection[str] = PEERS
     budget_us: float = BUDGET_US
-    _peers: dict[str, Callable[[], Call]] = field(init=False)
+    others: list[Peer] = field(init=False)
 
     def __post_init__(self) -> None:
         rivals = self.rivals
@@ -113,14 +113,10 @@ class OpBench(Bench[OpCase]):
         for name, step in rivals.others.items():
             if name in self.names or ("other" in self.names and name not in SLOW_TO_BUILD):
                 found[name] = partial(rivals.call, step)
-        self._peers = {name: once(partial(_warmed, make)) for name, make in found.items()}
+        self.others = [(name, {}, once(partial(_warmed, make))) for name, make in found.items()]
 
     def ours(self, case: OpCase, place: Place) -> list[Provider]:
         return [Provider("smkern", place, partial(self.rivals.call, self.rivals.ours))]
-
-    def peers(self, case: OpCase, place: Place) -> Iterator[Provider]:
-        for provider, make in self._peers.items():
-            yield Provider(provider, place, make)
 
     def reset(self, case: OpCase) -> None:
         self.rivals.reset()

@@ -7,7 +7,13 @@ import json
 import pytest
 
 from smkern.bench import untuned
-from smkern.bench.untuned import LeftOut, check_unseen, fitted_shapes, shapes, untuned_groups
+from smkern.bench.untuned import (
+    check_unseen,
+    constants_without,
+    fitted_shapes,
+    shapes,
+    untuned_groups,
+)
 from smkern.errors import TableError
 from smkern.measure.gemm import SHAPES
 from smkern.profile import load_profile
@@ -73,9 +79,9 @@ def test_left_out_shapes_are_judged_against_tuned_cells_alone():
 
 
 def test_constants_of_a_left_out_shape(tmp_path):
-    held = LeftOut(tmp_path)
     with pytest.raises(TableError, match="fitted without 64x32"):
-        held.constants((64, 32))
+        constants_without((64, 32), tmp_path)
     text = {"constants": dict.fromkeys(NAMES, 1.0), "variants": {}}
     (tmp_path / "64x32.json").write_text(json.dumps(text))
-    assert held.constants((64, 32)) == CostConstants(**dict.fromkeys(NAMES, 1.0))
+    made = constants_without((64, 32), tmp_path)
+    assert made == CostConstants(**dict.fromkeys(NAMES, 1.0))
