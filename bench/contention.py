@@ -112,7 +112,7 @@ def time_together(
     with current_stream(gate):
         torch.cuda._sleep(GATE_CYCLES)
         opened.record(gate)
-    queues = {name: _Queue(load, opened, calls_in(window, load)) for name, load in loads.items()}
+    queues = {name: _Queue(load, calls_in(window, load), opened) for name, load in loads.items()}
     while any(queue.fill(share=0.1) for queue in queues.values()):
         pass
     if while_busy is not None:
@@ -162,7 +162,10 @@ def time_beside(
     settle = math.ceil(1e6 * NEIGHBOUR_S / neighbour.expected_us)
     after = math.ceil(SLOWEST * alone / neighbour.expected_us) + MIN_CALLS
     while True:
-        marks = _marks(neighbour, settle + after)
+        torch.cuda.synchronize()
+        queue = _Queue(neighbour, settle + after)
+        queue.fill(share=1.0)
+        marks = queue.events
         marks[settle].synchronize()
         clock.mhz()
         spans = _bursts(probes, bursts, clock)
@@ -187,18 +190,6 @@ def time_beside(
     return Beside(timings, Timing(tuple(inside)) if inside else None, clock.mhz())
 
 
-def _marks(load: Load, calls: int) -> list[Any]:
-    """Enqueue calls; events before the first and after each."""
-    marks = [_event() for _ in range(calls + 1)]
-    torch.cuda.synchronize()
-    with current_stream(load.stream):
-        marks[0].record(load.stream)
-        for i, mark in enumerate(marks[1:]):
-            load.call(i)
-            mark.record(load.stream)
-    return marks
-
-
 def _bursts(
     probes: Mapping[str, Load], calls: Mapping[str, int], clock: Clock
 ) -> list[tuple[str, Any, Any]]:
@@ -219,10 +210,11 @@ def _bursts(
 class _Queue:
     """Enqueues a load's calls a few at a time, so that no stream is filled long before another."""
 
-    def __init__(self, load: Load, after: Any, calls: int) -> None:
+    def __init__(self, load: Load, calls: int, after: Any = None) -> None:
         self.load, self.calls = load, calls
         self.events = [_event()]
-        load.stream.wait_event(after)
+        if after is not None:
+            load.stream.wait_event(after)
         self.events[0].record(load.stream)
 
     def fill(self, share: float) -> bool:

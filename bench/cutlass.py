@@ -12,14 +12,13 @@ from typing import Any
 
 from smkern.bench.cutlass_cpp import PROVIDER, CutlassBench
 from smkern.bench.gemm import GemmChoice, gemm_groups
-from smkern.bench.gemm_rows import TFLOPS_PER_SM, settled_ratio
-from smkern.bench.rows import Cell, target_row
+from smkern.bench.gemm_rows import TFLOPS_PER_SM, by_problem, settled_ratio
+from smkern.bench.rows import Cell, geomean_row
 from smkern.bench.suite import GEMM_OPTIONS, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
 from smkern.kernels.cute.cpp import load
 from smkern.kernels.cute.cpp_build import built
 from smkern.measure.gemm import BUDGETS, SHAPES
-from smkern.measure.timing import geomean
 
 BACKENDS: dict[str, str | None] = {
     "smkern": None,
@@ -39,13 +38,8 @@ def groups_of(cells: Iterable[Cell]) -> Groups:
 
     Those that lack a backend are left out.
     """
-    by: dict[tuple[Any, ...], dict[str, Cell]] = {}
-    for cell in cells:
-        if cell.get("us") and cell["provider"] in (*BACKENDS, PROVIDER):
-            case = cell["case"]
-            key = case["m"], case["n"], case["k"], cell["num_sms"]
-            by.setdefault(key, {})[cell["provider"]] = cell
-    return [group for group in by.values() if BACKENDS.keys() <= group.keys()]
+    ours = by_problem(c for c in cells if c["provider"] in (*BACKENDS, PROVIDER))
+    return [group for group in ours if BACKENDS.keys() <= group.keys()]
 
 
 def over_triton(group: dict[str, Cell], provider: str = "smkern:cutlass") -> float:
@@ -74,12 +68,12 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     chosen = [g for g in groups if g["smkern"]["config"].startswith("cutlass")]
     dispatched = [value for g in groups if (value := over_cublas(g, "smkern")) is not None]
     return {
-        "cutlass_over_triton": _row(map(over_triton, parts), 1.0),
-        "cutlass_over_triton_whole_chip": _row(map(over_triton, whole), 1.0),
-        "cutlass_over_triton_65_to_255_rows": _row(map(over_triton, between), 1.2),
-        "cutlass_tensor_fraction_m2048_up_to_60_sms": _row(tensor, 0.86),
-        "cutlass_chosen_over_triton": _row((over_triton(g, "smkern") for g in chosen), 1.05),
-        "cutlass_dispatched_over_cublas": _row(dispatched, 1.14),
+        "cutlass_over_triton": geomean_row(map(over_triton, parts), 1.0),
+        "cutlass_over_triton_whole_chip": geomean_row(map(over_triton, whole), 1.0),
+        "cutlass_over_triton_65_to_255_rows": geomean_row(map(over_triton, between), 1.2),
+        "cutlass_tensor_fraction_m2048_up_to_60_sms": geomean_row(tensor, 0.86),
+        "cutlass_chosen_over_triton": geomean_row((over_triton(g, "smkern") for g in chosen), 1.05),
+        "cutlass_dispatched_over_cublas": geomean_row(dispatched, 1.14),
         **_yardstick([group for group in groups if PROVIDER in group]),
     }
 
@@ -92,16 +86,9 @@ def _yardstick(groups: Groups) -> dict[str, Any]:
         both = [g[PROVIDER]["clusters_over_none"] for g in found]
         if found:
             ours = (g["smkern"]["us"] / g[PROVIDER]["us"] for g in found)
-            rows[f"cutlass_cpp_over_dispatched{name}"] = _row(ours)
-            rows[f"cutlass_cpp_clusters_over_none{name}"] = _row(filter(None, both))
+            rows[f"cutlass_cpp_over_dispatched{name}"] = geomean_row(ours)
+            rows[f"cutlass_cpp_clusters_over_none{name}"] = geomean_row(filter(None, both))
     return rows
-
-
-def _row(values: Iterable[float], target: float | None = None) -> dict[str, Any]:
-    """The geomean against its target, and the least and largest."""
-    found = sorted(values)
-    ends = {"worst": round(found[0], 4), "best": round(found[-1], 4)} if found else {}
-    return target_row(geomean(found), target, len(found)) | ends
 
 
 @suite_command("cutlass", *GEMM_OPTIONS, TIME_LIMIT_OPTION)

@@ -6,7 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from smkern.bench.rows import Cell, Row, not_measured, rounded, settled, target_row, worst_row
+from smkern.bench.rows import (
+    Cell,
+    Row,
+    grouped,
+    not_measured,
+    rounded,
+    settled,
+    target_row,
+    worst_row,
+)
 from smkern.measure.timing import geomean
 
 TFLOPS_PER_SM = 8.1
@@ -26,6 +35,16 @@ def is_losing(cell: Cell, limits: Mapping[str, float] = WORST_TARGET) -> bool:
     return limit is not None and cell.get("vs_cublas") is not None and cell["vs_cublas"] < limit
 
 
+def by_problem(cells: Iterable[Cell]) -> list[dict[str, Cell]]:
+    """The measured cells of each problem and SM count, by provider."""
+    sizes = ("m", "n", "k")
+    groups = grouped(
+        (cell for cell in cells if cell.get("us")),
+        lambda cell: (*(cell["case"][size] for size in sizes), cell["num_sms"]),
+    )
+    return [{cell["provider"]: cell for cell in group} for group in groups.values()]
+
+
 def settled_ratio(cell: Cell) -> float:
     """The ratio to cuBLAS that counts: of the second measurement where there is one."""
     return settled(cell, "vs_cublas")
@@ -40,9 +59,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     measured = [cell for cell in gemms if cell.get("us")]
     if not gemms:
         return {}
-    by: defaultdict[str, list[Cell]] = defaultdict(list)
-    for cell in measured:
-        by[cell["provider"]].append(cell)
+    by = defaultdict(list, grouped(measured, lambda cell: str(cell["provider"])))
     summary: dict[str, Any] = {
         "geomean_vs_cublas": {p: _geomean_row(by[p], GEOMEAN_TARGET[p]) for p in OURS},
         "worst_vs_cublas": {p: _worst_row(by[p], WORST_TARGET[p]) for p in OURS},

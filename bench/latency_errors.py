@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from smkern.bench.results import COMMITTED, FOLDER, JsonDict, open_results
+from smkern.bench.rows import grouped
 from smkern.device import gpu_folder
 from smkern.errors import SmkernError
 from smkern.latency.accuracy import (
@@ -74,9 +75,7 @@ def error_cells(model: str, table: Mapping[str, Accuracy]) -> Iterator[JsonDict]
 
 def curve_cells(model: str, points: Sequence[LearningPoint]) -> Iterator[JsonDict]:
     """A cell for each latency model and number of samples: mean errors over the draws."""
-    groups: dict[tuple[str, int], list[LearningPoint]] = {}
-    for point in points:
-        groups.setdefault((point.model, point.num_samples), []).append(point)
+    groups = grouped(points, lambda point: (point.model, point.num_samples))
     for (name, count), group in groups.items():
         for figure in ("solo_mape", "beside_mape"):
             found = [p.accuracy.figures() for p in group if p.accuracy is not None]

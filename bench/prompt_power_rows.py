@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from smkern.bench.rows import Cell, target_row
-from smkern.measure.timing import geomean
+from smkern.bench.rows import Cell, geomean_row, grouped, target_row
 
 SAME = 1.02
 """Configurations whose times differ by less are equally fast."""
@@ -48,15 +48,15 @@ def figures(readings: Sequence[Reading], tokens: int | None = None) -> Cell:
     return found
 
 
-def groups_of(cells: Iterable[Cell], beside: str | None = "decode") -> list[list[Cell]]:
-    """The configurations of each product and budget, fastest first."""
-    found: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in cells:
-        case = cell["case"]
-        if cell["op"] == "gemm" and case["beside"] == beside and cell.get("us"):
-            key = case["m"], case["n"], case["k"], case["epilogue"], cell["num_sms"]
-            found.setdefault(key, []).append(cell)
-    return [sorted(group, key=lambda cell: cell["us"]) for group in found.values()]
+def groups_of(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """The configurations of each product and budget beside decode, fastest first."""
+    products = (c for c in cells if c["op"] == "gemm" and c["case"]["beside"] == "decode")
+    sizes = ("m", "n", "k", "epilogue")
+    groups = grouped(
+        (cell for cell in products if cell.get("us")),
+        lambda cell: (*(cell["case"][size] for size in sizes), cell["num_sms"]),
+    )
+    return [sorted(group, key=lambda cell: cell["us"]) for group in groups.values()]
 
 
 def equally_fast(group: Sequence[Cell]) -> list[Cell]:
@@ -72,21 +72,21 @@ def cooler(group: Sequence[Cell]) -> Cell:
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """What equally fast configurations differ by, what the coolest of them gives decode, and how
     far what the tuner's short rounds prefer is behind under power."""
-    groups = groups_of(cells)
+    groups, row = groups_of(cells), partial(geomean_row, at_most=True)
     ties = [near for group in groups if len(near := equally_fast(group)) > 1]
     return {
         "equally_fast": target_row(_mean(map(len, map(equally_fast, groups))), None, len(groups)),
-        "decode_spread": _row(_spread(near, "decode_us") for near in ties),
-        "energy_spread": _row(_spread(near, "mj_per_token") for near in ties),
-        "noise_of_decode": _row(_noise(groups, "decode_us")),
-        "noise_of_products": _row(_noise(groups, "us")),
-        "cooler_over_fastest_decode": _row(
+        "decode_spread": row(_spread(near, "decode_us") for near in ties),
+        "energy_spread": row(_spread(near, "mj_per_token") for near in ties),
+        "noise_of_decode": row(_noise(groups, "decode_us")),
+        "noise_of_products": row(_noise(groups, "us")),
+        "cooler_over_fastest_decode": row(
             group[0]["decode_us"] / cooler(group)["decode_us"] for group in groups
         ),
-        "tuned_over_fastest": _row(
+        "tuned_over_fastest": row(
             min(group, key=lambda cell: cell["tuned_us"])["us"] / group[0]["us"] for group in groups
         ),
-        "dispatched_over_fastest": _row(
+        "dispatched_over_fastest": row(
             cell["us"] / group[0]["us"] for group in groups for cell in group if cell["dispatched"]
         ),
     }
@@ -106,10 +106,3 @@ def _noise(groups: Iterable[Sequence[Cell]], name: str) -> list[float]:
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
     return statistics.fmean(found) if found else None
-
-
-def _row(values: Iterable[float]) -> Cell:
-    """The geomean, and the least and largest."""
-    found = sorted(values)
-    ends = {"worst": round(found[-1], 4), "best": round(found[0], 4)} if found else {}
-    return target_row(geomean(found), None, len(found)) | ends

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from smkern.measure.timing import geomean
 
 Cell = dict[str, Any]
 Row = dict[str, Any]
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by what they have in common, in the order in which it comes first."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def rounded(value: float | None) -> float | None:
@@ -87,3 +99,13 @@ def has_cell(cells: Iterable[Cell], provider: str, case: Mapping[str, Any]) -> b
         and not cell.get("error")
         for cell in cells
     )
+
+
+def geomean_row(
+    values: Iterable[float], target: float | None = None, *, at_most: bool = False
+) -> Row:
+    """The geomean against its target, and the worst and best: the least and the largest, or with
+    `at_most` the other way round."""
+    found = sorted(values, reverse=at_most)
+    ends = {"worst": round(found[0], 4), "best": round(found[-1], 4)} if found else {}
+    return target_row(geomean(found), target, len(found), at_most=at_most) | ends

@@ -18,7 +18,7 @@ from smkern.bench.cases import Group
 from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_providers import GemmCase
-from smkern.bench.gemm_rows import settled_ratio
+from smkern.bench.gemm_rows import by_problem, settled_ratio
 from smkern.bench.rows import Cell, target_row
 from smkern.bench.suite import AGAIN_OPTION, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
@@ -126,13 +126,8 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
 
 def summarize_left_out(cells: Iterable[Cell]) -> dict[str, Any]:
     """Time by a model that never saw the shape over the tuned time, both in the same rounds."""
-    own: dict[tuple[Any, ...], dict[str, Cell]] = {}
-    for cell in cells:
-        if cell.get("us"):
-            case = cell["case"]
-            key = case["m"], case["n"], case["k"], cell["num_sms"]
-            own.setdefault(key, {})[cell["provider"]] = cell
-    pairs = [c for c in own.values() if len(c) == 2 and c["smkern:triton"]["source"] == "table"]
+    own = by_problem(cells)
+    pairs = [c for c in own if len(c) == 2 and c["smkern:triton"]["source"] == "table"]
     ratios = {id(c): c["smkern:model"]["us"] / c["smkern:triton"]["us"] for c in pairs}
     worst = sorted(pairs, key=lambda c: -ratios[id(c)])
     return {

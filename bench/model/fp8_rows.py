@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from smkern.bench.rows import Cell, Row, worst_row
+from smkern.bench.rows import Cell, Row, grouped, worst_row
 
 DECODE_OF = {
     "fp8": {16: 0.76, 24: 0.78, 32: 0.82, 132: 0.84},
@@ -26,11 +26,8 @@ def is_fp8(cell: Cell) -> bool:
 
 def decode_rows(cells: Sequence[Cell]) -> dict[str, Row]:
     """By what is in fp8 and the partition: the worst step of `BATCH` rows over bf16's."""
-    groups: dict[tuple[str, int], list[Cell]] = {}
-    for cell in cells:
-        _, variant = _parted(cell)
-        if variant and cell["case"]["batch"] == BATCH:
-            groups.setdefault((variant, cell["num_sms"]), []).append(cell)
+    own = [cell for cell in cells if is_fp8(cell) and cell["case"]["batch"] == BATCH]
+    groups = grouped(own, lambda cell: (_parted(cell)[1], cell["num_sms"]))
     plain = _plain(cells)
     return {
         f"{variant}_decode_over_bf16_{num_sms}_sms": worst_row(
@@ -46,11 +43,8 @@ def decode_rows(cells: Sequence[Cell]) -> dict[str, Row]:
 
 def prefill_rows(cells: Sequence[Cell]) -> dict[str, Row]:
     """By what is in fp8: the least times bf16's rate."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        _, variant = _parted(cell)
-        if variant and cell["num_sms"] >= MANY_SMS:
-            groups.setdefault(variant, []).append(cell)
+    own = [cell for cell in cells if is_fp8(cell) and cell["num_sms"] >= MANY_SMS]
+    groups = grouped(own, lambda cell: _parted(cell)[1])
     plain = _plain(cells)
 
     def times(cell: Cell) -> float | None:

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 
 from smkern.bench.model.cases import limit_of
 from smkern.bench.model.rows import DECODE, PREFILL, is_plain, of
-from smkern.bench.plots.operators import gpu_of, split
+from smkern.bench.plots.operators import gpu_of
 from smkern.bench.plots.styles import provider_curve
 from smkern.bench.results import Results
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, grouped
 from smkern.bench.runtime.cases import ABLATION, AGGREGATED, ALONE, OURS, PACED, STEADY, STOCK
 from smkern.bench.runtime.rows import of as rows_of
 from smkern.bench.tables.runtime import VARIANTS
@@ -35,11 +35,11 @@ PERCENTILES = {50: "#58a4d6", 99: "#1b6ca8"}
 def model(results: Results) -> Iterator[Picture]:
     """`model-decode`, a panel a batch, and `model-prefill`, a panel a model."""
     measured = [cell for cell in results.cells if cell.get("us")]
-    if steps := split(of(measured, DECODE), _step):
+    if steps := grouped(of(measured, DECODE), _step):
         panels = [Panel(title, _step_marks(cells), "ms") for title, cells in steps.items()]
         heading = f"Decode step by SM budget, ms ({gpu_of(results)})"
         yield Picture("model-decode", heading, panels)
-    if prompts := split((c for c in of(measured, PREFILL) if is_plain(c)), _prompt):
+    if prompts := grouped((c for c in of(measured, PREFILL) if is_plain(c)), _prompt):
         panels = [Panel(title, _prompt_marks(cells)) for title, cells in prompts.items()]
         heading = f"Prefill by SM budget, TFLOP/s ({gpu_of(results)})"
         yield Picture("model-prefill", heading, panels)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -12,11 +12,10 @@ from smkern.bench.ops.rows import OPS
 from smkern.bench.partition_rows import OURS, bandwidth, candidates
 from smkern.bench.plots.styles import provider_curve
 from smkern.bench.results import Results
-from smkern.bench.rows import Cell, settled
+from smkern.bench.rows import Cell, grouped, settled
 from smkern.panels import Mark, Panel, Picture, curve, level, look
 
 Points = dict[int, float]
-K = TypeVar("K")
 
 PICTURED_MS = (64, 512, 2048)
 GEMM: Mapping[str, dict[str, Any]] = {"wrong-budget": {}, "cublas": {}, "smkern": {}}
@@ -51,9 +50,9 @@ CHOICES = {
 def gemm(results: Results) -> Iterator[Picture]:
     """`gemm-m<rows>` for each pictured row count that was measured; a panel a shape."""
     measured = _measured(results, "gemm")
-    by_rows = split(measured, lambda cell: cell["case"]["m"])
+    by_rows = grouped(measured, lambda cell: cell["case"]["m"])
     for m in [m for m in PICTURED_MS if m in by_rows] or sorted(by_rows)[-1:]:
-        shapes = split(by_rows[m], lambda cell: (cell["case"]["n"], cell["case"]["k"]))
+        shapes = grouped(by_rows[m], lambda cell: (cell["case"]["n"], cell["case"]["k"]))
         panels = [Panel(f"w [{n}, {k}]", rates(x, GEMM)) for (n, k), x in shapes.items()]
         heading = f"GEMM, bf16, M = {m}, by SM budget ({gpu_of(results)})"
         yield Picture(f"gemm-m{m}", heading, panels)
@@ -62,7 +61,7 @@ def gemm(results: Results) -> Iterator[Picture]:
 def cliffs(results: Results) -> Iterator[Picture]:
     """smkern at every budget beside the ideal line, a panel a case: a cliff would be seen."""
     measured = _measured(results, "gemm_cliffs")
-    cases = split(measured, lambda cell: tuple(cell["case"][size] for size in ("n", "k", "m")))
+    cases = grouped(measured, lambda cell: tuple(cell["case"][size] for size in ("n", "k", "m")))
     panels = [Panel(f"w [{n}, {k}], M = {m}", rates(x, CLIFFS)) for (n, k, m), x in cases.items()]
     if panels:
         heading = f"smkern.gemm at every even SM budget ({gpu_of(results)})"
@@ -75,7 +74,8 @@ def attention(results: Results) -> Iterator[Picture]:
     for kind, (rate, unit) in RATES.items():
         found = [c for c in measured if (c["case"]["kind"] == "decode") == (kind == "decode")]
         panels = [
-            Panel(name, rates(x, ATTENTION, rate), unit) for name, x in split(found, _name).items()
+            Panel(name, rates(x, ATTENTION, rate), unit)
+            for name, x in grouped(found, _name).items()
         ]
         if panels:
             heading = f"Paged attention by SM budget, {unit} ({gpu_of(results)})"
@@ -86,7 +86,7 @@ def append(results: Results) -> Iterator[Picture]:
     """What an append moves; a panel a case."""
     found = [c for c in _measured(results, *APPEND_OPS) if c["case"]["tokens"] >= APPEND_TOKENS]
     panels = []
-    for name, cells in split(found, _name).items():
+    for name, cells in grouped(found, _name).items():
         marks = [provider_curve("ideal", ideal(cells, "tbps"))]
         for provider, style in APPEND.items():
             marks.append(provider_curve("smkern", best(cells, provider, "tbps"), **style))
@@ -98,11 +98,11 @@ def append(results: Results) -> Iterator[Picture]:
 def ops(results: Results) -> Iterator[Picture]:
     """Speed of a layer's other operators over the best peer; a panel an operator, a line a size."""
     compared = [c for c in results.cells if c["provider"] == "smkern" and c.get("vs_best")]
-    by = split(compared, lambda cell: cell["op"])
+    by = grouped(compared, lambda cell: cell["op"])
     panels = []
     for op in (op for op in OPS if op in by):
         marks = [level(1.0)]
-        for name, cells in split(by[op], _name).items():
+        for name, cells in grouped(by[op], _name).items():
             points = {cell["group_sms"]: settled(cell) for cell in cells}
             label = name.removeprefix(f"{op}-")
             marks.append(curve(points, marker="o", markersize=3, label=label))
@@ -142,14 +142,6 @@ def _range(orders: list[Points]) -> Mark:
 
 def gpu_of(results: Results) -> str:
     return results.meta.get("gpu") or "no GPU named"
-
-
-def split(cells: Iterable[Cell], key: Callable[[Cell], K]) -> dict[K, list[Cell]]:
-    """The cells by what they have in common, in the order in which it comes first."""
-    found: dict[K, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(key(cell), []).append(cell)
-    return found
 
 
 def _name(cell: Cell) -> str:

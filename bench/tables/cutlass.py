@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from smkern.bench.cutlass import Groups, groups_of, over_cublas, over_triton
 from smkern.bench.cutlass_cpp import PROVIDER
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, grouped
 from smkern.bench.tables.markdown import pivot
 from smkern.measure.timing import geomean
 
@@ -37,10 +37,7 @@ def cpp_table(cells: Iterable[Cell]) -> str:
 
 def _table(groups: Groups, *ratios: Ratio) -> str:
     """Rows and SMs, and in a field the geomean of each ratio, without the groups that lack it."""
-    found: dict[tuple[int, int], Groups] = {}
-    for group in groups:
-        cell = group["smkern"]
-        found.setdefault((cell["case"]["m"], cell["num_sms"]), []).append(group)
+    found = grouped(groups, lambda one: (one["smkern"]["case"]["m"], one["smkern"]["num_sms"]))
     entries = []
     for (m, num_sms), members in sorted(found.items()):
         means = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from smkern.bench.fp8_rows import times_of
 from smkern.bench.peers import DEEPGEMM
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, grouped
 from smkern.bench.tables.markdown import pivot
 from smkern.measure.timing import geomean
 
@@ -15,10 +15,8 @@ from smkern.measure.timing import geomean
 def times_table(cells: Iterable[Cell]) -> str:
     """Times bf16's speed and peers', geomeans over the shapes, by scales and rows over SMs."""
     cells = list(cells)
-    groups: dict[tuple[str, int], list[Cell]] = {}
-    for cell in cells:
-        if cell["provider"] == "smkern" and cell.get("us"):
-            groups.setdefault((_row(cell["case"]), cell["num_sms"]), []).append(cell)
+    measured = [cell for cell in cells if cell["provider"] == "smkern" and cell.get("us")]
+    groups = grouped(measured, lambda cell: (_row(cell["case"]), cell["num_sms"]))
     entries = []
     for (row, num_sms), ours in groups.items():
         means = (geomean(times_of(cells, ours, peer)) for peer in ("bf16", "torch", DEEPGEMM))
