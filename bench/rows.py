@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from smkern.measure.timing import geomean
@@ -99,6 +99,16 @@ def has_cell(cells: Iterable[Cell], provider: str, case: Mapping[str, Any]) -> b
         and not cell.get("error")
         for cell in cells
     )
+
+
+def rows_in(summary: Any, path: str = "") -> Iterator[tuple[str, Row]]:
+    """The rows of a summary by their path in it."""
+    if isinstance(summary, dict):
+        if "value" in summary:
+            yield path, summary
+            return
+        for name, part in summary.items():
+            yield from rows_in(part, f"{path} {name}".strip())
 
 
 def geomean_row(

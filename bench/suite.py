@@ -14,7 +14,7 @@ import click
 from rich.progress import Progress
 
 from smkern.bench.results import Results, open_results, results_folder
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, rows_in
 from smkern.errors import SmkernError
 from smkern.measure.options import IntList, ShapeList, stacked
 from smkern.measure.provenance import collect_meta
@@ -197,14 +197,10 @@ def show(results: Results, path: Path) -> None:
 def report(summary: dict[str, Any]) -> str:
     """The summary's rows, one a line: value, target, met."""
     lines = []
-    for name, row in summary.items():
-        parts = row if isinstance(row, dict) and "value" not in row else {"": row}
-        for provider, part in parts.items():
-            if isinstance(part, dict) and "value" in part:
-                met = {True: "met", False: "MISSED", None: ""}[part.get("met")]
-                value, target = part["value"], part.get("target", "")
-                label = f"{name} {provider}".rstrip()
-                lines.append(f"{label:55} {value!s:>9} {target!s:>6} {met} ({part['cells']} cells)")
+    for name, row in rows_in(summary):
+        met = {True: "met", False: "MISSED", None: ""}[row.get("met")]
+        value, target = row["value"], row.get("target", "")
+        lines.append(f"{name:55} {value!s:>9} {target!s:>6} {met} ({row['cells']} cells)")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,10 +18,10 @@ from smkern.bench.engines.cases import (
     EngineLoad,
     vllm_options,
 )
-from smkern.bench.engines.search import last_kept
 from smkern.bench.engines.steps import Steps
 from smkern.bench.results import Results, cell_key
 from smkern.bench.runtime.cases import RuntimePlan, plans_named
+from smkern.bench.runtime.search import last_kept
 from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, open_load, policy_named
 from smkern.models import Weights, preset
 from smkern.server import RUNGS
@@ -88,20 +88,17 @@ class VllmTasks:
 
     def _under(self, limit_ms: float) -> Iterator[Cell]:
         """The best budget under a limit; in front of it the tries that were needed."""
-        tries: list[Cell] = []
 
-        def keeps(budget: int) -> bool:
+        def keeps(budget: int) -> Generator[Cell, None, bool]:
             key = cell_key(self._cell(TRY, Steps(), budget=budget))
             known = self.results.by_key.get(key)
             if known is None:
                 known = self._cell(TRY, self.ready().watch(budget, TRY_STEPS), budget=budget)
-                self.results.add(known)
-                tries.append(known)
+                yield known
             return bool(known["tbt_p99_ms"] <= limit_ms)
 
         budgets = self.load.budgets
-        best = last_kept(budgets, keeps)
-        yield from tries
+        best = yield from last_kept(budgets, keeps)
         for budget in reversed(budgets[max(best - AROUND, 0) : best + AROUND]):
             found = self.ready().watch(budget, self.steps)
             cell = self._cell(SERVED, found, limit=f"{limit_ms:g}ms") | {"budget": budget}

@@ -13,6 +13,7 @@ import torch
 from smkern.bench.power import power_meter
 from smkern.bench.runtime.cases import OURS, SERVED_RATE, SERVED_TRY, Cell, RuntimePlan
 from smkern.bench.runtime.rows import of
+from smkern.bench.runtime.search import last_kept
 from smkern.bench.runtime.watch import Watched, Workload
 from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
 from smkern.bench.suite import known_names
@@ -122,10 +123,19 @@ class ServedLoad:
         if not settings:
             yield self._cell(name, limit_ms, policy_named(name, self.plan, limit_ms), seconds)
             return
+
+        def keeps(setting: Setting) -> Generator[Cell, None, bool]:
+            key = name, setting
+            if key not in self.tries:
+                cell = self._try(*key)
+                self.tries[key] = cell["tbt_p99_ms"]
+                yield cell
+            return self.tries[key] <= limit_ms
+
         if (name, limit_ms) in self.chosen:
             candidates: Sequence[Setting] = [self.chosen[name, limit_ms]]
         else:
-            at = yield from self._search(name, settings, limit_ms)
+            at = yield from last_kept(settings, keeps)
             candidates = settings[max(at - STEPS_BACK, 0) : at + 1]
         for setting in reversed(candidates):
             rung = setting if name == "static_split" else None
@@ -144,21 +154,6 @@ class ServedLoad:
         most = self.executor.max_tokens
         chunks = self.plan.served_chunks or self.plan.chunks
         return sorted(chunk for chunk in chunks if chunk <= most)
-
-    def _search(
-        self, name: str, settings: Sequence[Setting], limit_ms: float
-    ) -> Generator[Cell, None, int]:
-        """The index of the last setting that keeps a limit, by halves; 0 where none does."""
-        low, high = 0, len(settings)
-        while high - low > 1:
-            middle = (low + high) // 2
-            key = name, settings[middle]
-            if key not in self.tries:
-                cell = self._try(*key)
-                self.tries[key] = cell["tbt_p99_ms"]
-                yield cell
-            low, high = (middle, high) if self.tries[key] <= limit_ms else (low, middle)
-        return low
 
     def _try(self, name: str, setting: Setting) -> Cell:
         found = self.watch(

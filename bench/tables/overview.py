@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import nan
 from typing import Any
 
 from smkern.bench.gemm_rows import settled_ratio
 from smkern.bench.results import Results
+from smkern.bench.rows import rows_in
 from smkern.bench.runtime.cases import AIMS
 from smkern.bench.tables.gemm import compared
 from smkern.bench.tables.markdown import NOT_MEASURED, rows_or_none
@@ -124,17 +125,7 @@ def targets_table(suites: Suites) -> str:
 
 def target_rows(summary: Mapping[str, Any]) -> Rows:
     """The rows of a summary that have a target, by their path in it."""
-    return dict(_target_rows(summary, ""))
-
-
-def _target_rows(summary: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if not isinstance(summary, Mapping):
-        return
-    if "value" in summary and "target" in summary:
-        yield prefix, summary
-        return
-    for name, part in summary.items():
-        yield from _target_rows(part, f"{prefix} {name}".strip())
+    return {name: row for name, row in rows_in(summary) if "target" in row}
 
 
 def _number(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ from smkern.bench.engines.cases import (
     vllm_options,
 )
 from smkern.bench.engines.rows import summarize
-from smkern.bench.engines.search import last_kept
 from smkern.bench.engines.steps import Step, Steps
 from smkern.bench.engines.suite import measure_engine
 from smkern.bench.engines.tasks import TRY_STEPS, VllmTasks
 from smkern.bench.results import Results
+from smkern.bench.runtime.search import last_kept
 from smkern.bench.suite import Output, UnknownNameError, known_names
 from smkern.bench.tables.engines import alone_table, engines_table
 from smkern.bench.tables.markdown import NOT_MEASURED
@@ -33,13 +34,18 @@ from smkern.bench.tables.markdown import NOT_MEASURED
 LOAD = EngineLoad(budgets=(112, 128, 144, 160, 176), limits_ms=(15,))
 
 
-@pytest.mark.parametrize("kept", range(1, 6))
-def test_the_last_setting_that_keeps_a_limit_is_found(kept: int) -> None:
-    assert last_kept([1, 2, 3, 4, 5], lambda x: x <= kept) == kept - 1
+@pytest.mark.parametrize("kept", range(6))
+def test_the_last_setting_that_keeps_a_limit_is_found_or_the_first(kept: int) -> None:
+    def keeps(setting: int) -> Generator[int, None, bool]:
+        yield setting
+        return setting <= kept
 
+    def search() -> Generator[int, None, None]:
+        found.append((yield from last_kept([1, 2, 3, 4, 5], keeps)))
 
-def test_where_no_setting_keeps_it_the_first_is_named() -> None:
-    assert last_kept([1, 2, 3], lambda _: False) == 0
+    found: list[int] = []
+    assert len([*search()]) <= 3
+    assert found == [max(kept - 1, 0)]
 
 
 def test_steps_count_where_all_rows_decode_and_prompts_come() -> None:
