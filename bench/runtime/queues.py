@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,14 +50,9 @@ def queue_cells(bench: SteadyBench) -> Iterator[Cell]:
         finally:
             device.synchronize()
             graph.close()
-        yield cell_of(bench, rung, shared)
-
-
-def cell_of(bench: SteadyBench, rung: int, shared: Mapping[str, bool]) -> Cell:
-    value = int(any(shared.values()))
-    cell = bench.cell(QUEUES, value, "bool", rung=rung)
-    queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default")
-    return cell | {"pairs": dict(shared), "max_connections": queues}
+        queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default")
+        cell = bench.cell(QUEUES, int(any(shared.values())), "bool", rung=rung)
+        yield cell | {"pairs": shared, "max_connections": queues}
 
 
 def held_up(first: Any, second: Any, graph: Any) -> bool:

@@ -16,6 +16,8 @@ from smkern.bench.peers import flashinfer_with
 PARTS = ("norm", "rope", "page", "activation", "sampling")
 """Modules of FlashInfer."""
 
+DTYPES = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+
 Cache = tuple[Tensor, Tensor]
 """k and v of a layer, [pages, page_size, kv_heads, head_dim] views of head-major pages."""
 Attend = Callable[[Tensor, Cache, Tensor], None]
@@ -126,7 +128,7 @@ class FlashInferKernels:
         wrapper = self._module.BatchDecodeWithPagedKVCacheWrapper(
             self._workspaces["decode"], "HND", use_tensor_cores=True, backend="fa2"
         )
-        wrapper.plan(*_pages(rows), *rows.heads, rows.page_size, **_dtypes(rows))
+        wrapper.plan(*_pages(rows), *rows.heads, rows.page_size, **DTYPES)
         return _planned(wrapper)
 
     def chunks(self, rows: Rows) -> Attend:
@@ -135,9 +137,7 @@ class FlashInferKernels:
             self._workspaces["chunks"], "HND", backend="fa3"
         )
         starts = torch.tensor([0, *rows.counts]).cumsum(0).int()
-        wrapper.plan(
-            starts, *_pages(rows), *rows.heads, rows.page_size, causal=True, **_dtypes(rows)
-        )
+        wrapper.plan(starts, *_pages(rows), *rows.heads, rows.page_size, causal=True, **DTYPES)
         return _planned(wrapper)
 
     def sampler(self, rows: int, device: str) -> Callable[[Tensor], None]:
@@ -160,10 +160,6 @@ def _head_major(cache: Cache) -> Cache:
 
 def _pages(rows: Rows) -> Sequence[Tensor]:
     return rows.indptr(), rows.indices().cpu(), rows.last_page_len()
-
-
-def _dtypes(rows: Rows) -> dict[str, torch.dtype]:
-    return {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
 
 
 def _planned(wrapper: Any) -> Attend:

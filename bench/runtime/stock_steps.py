@@ -27,23 +27,22 @@ class StockForward:
         rows: Requests, those that decode last.
         attend: Attention of all rows.
         logit_rows: [n] int64: rows of which logits are made.
+        reads_new_keys: Whether attention is given the new keys and values instead of the cache.
 
     Attributes:
         logits: [n, vocab_size] of the last forward.
-        reads_new_keys: Whether attention is given the new keys and values instead of the cache.
     """
 
-    reads_new_keys = False
-
     def __init__(
-        self, model: Model, kernels: Any, rows: Rows, attend: Attend, logit_rows: Tensor
-    ) -> None:
+        self, model: Model, kernels: Any, rows: Rows, attend: Attend, logit_rows: Tensor, *,
+        reads_new_keys: bool = False,
+    ) -> None:  # fmt: skip
         config, tokens = model.config, rows.tokens
         self._weights, self._caches = model.decoder.weights, model.caches.layers
         self._config, self._kernels, self._attend = config, kernels, attend
         self._cos_sin, self._positions = model.decoder.cos_sin, rows.positions()
         self._append = kernels.appender(rows)
-        self._logit_rows = logit_rows
+        self._logit_rows, self._reads_new_keys = logit_rows, reads_new_keys
         self._sample = kernels.sampler(len(logit_rows), model.device)
         self.token_ids = torch.arange(tokens, device=model.device) % config.vocab_size
 
@@ -107,14 +106,8 @@ class StockForward:
         new_k, new_v = (x.view(-1, config.num_kv_heads, dim) for x in (self._k, self._v))
         self._append(new_k, new_v, cache)
         shape = (-1, config.num_q_heads, dim)
-        keys = (new_k, new_v) if self.reads_new_keys else cache
+        keys = (new_k, new_v) if self._reads_new_keys else cache
         self._attend(self._q.view(shape), keys, self._attended.view(shape))
-
-
-class StockPrompt(StockForward):
-    """A prompt with nothing cached: dense attention over its own keys, which cuDNN does best."""
-
-    reads_new_keys = True
 
 
 class DenseAttention:
@@ -209,9 +202,10 @@ class StockSteps(ModelSteps):
         return StockForward(self._model, self._kernels, rows, self._kernels.decode(rows), every)
 
     def _prompt_forward(self) -> StockForward:
+        """With nothing cached: dense attention over its own keys, which cuDNN does best."""
         tokens, config = self._plan.tokens, self._model.config
         rows = self._rows((tokens,), (tokens,), self._model.caches.prefill)
         last = torch.tensor([tokens - 1], device=self._model.device)
         groups = config.num_q_heads // config.num_kv_heads
         attend = DenseAttention(groups, is_cpu=not self._on_gpu)
-        return StockPrompt(self._model, self._kernels, rows, attend, last)
+        return StockForward(self._model, self._kernels, rows, attend, last, reads_new_keys=True)

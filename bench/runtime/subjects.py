@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,7 +92,7 @@ class Tasks:
     _weights: Weights | None = None
     _load: ServedLoad | None = None
 
-    def of(self, subject: str) -> Iterator[Task]:
+    def of(self, subject: str) -> Iterable[Task]:
         """A subject's tasks."""
         return SUBJECTS[subject](self)
 
@@ -153,10 +153,6 @@ class Tasks:
         return min(self.plan.rungs, key=lambda known: abs(known - rung))
 
 
-def _queues(tasks: Tasks) -> Iterator[Task]:
-    yield tasks.steady(QUEUES, queue_cells, is_once=True)
-
-
 def _chunked(tasks: Tasks, provider: str = OURS) -> Iterator[Task]:
     chunk = min(tasks.plan.chunks, key=lambda tokens: abs(tokens - IDLE_CHUNK))
     yield tasks.steady(MIXED_IDLE, partial(mixed_idle, chunk=chunk), provider)
@@ -173,10 +169,6 @@ def _chunked(tasks: Tasks, provider: str = OURS) -> Iterator[Task]:
         yield tasks.steady(AGGREGATED, measure, provider, limit_ms=limit_ms, margin=MARGINS[-1])
 
 
-def _steady(tasks: Tasks) -> Iterator[Task]:
-    yield from _rungs(tasks, OURS, tasks.plan.rungs)
-
-
 def _rungs(tasks: Tasks, provider: str, rungs: tuple[int, ...]) -> Iterator[Task]:
     """Each rung; then paced, where a limit leaves time to pause in, as far as steps were
     measured there."""
@@ -190,37 +182,12 @@ def _rungs(tasks: Tasks, provider: str, rungs: tuple[int, ...]) -> Iterator[Task
                 yield tasks.steady(PACED, measure, provider, rung=rung, limit_ms=limit_ms)
 
 
-def _gaps(tasks: Tasks) -> Iterator[Task]:
-    yield tasks.steady(gap_name(2), partial(gaps, rung=tasks.nearest(GAP_RUNG)))
-
-
-def _layerwise(tasks: Tasks) -> Iterator[Task]:
-    yield tasks.steady(OVERHEAD, partial(layerwise, rung=tasks.nearest(GAP_RUNG)))
-
-
-def _switch(tasks: Tasks) -> Iterator[Task]:
-    small, large = map(tasks.nearest, SWITCH_RUNGS)
-    yield tasks.steady(SWITCH, partial(switch_cells, rungs=(small, large)))
-
-
 def _stock(tasks: Tasks) -> Iterator[Task]:
     """Of models in bf16: stock kernels read those weights."""
     if preset(tasks.plan.model).quantization is not None:
         return
     yield from _rungs(tasks, STOCK, STOCK_RUNGS.get(tasks.plan.model, tasks.plan.rungs))
     yield from _chunked(tasks, STOCK)
-
-
-def _memory(tasks: Tasks) -> Iterator[Task]:
-    return tasks.served(MEMORY, served.memory_cells, is_once=True)
-
-
-def _host(tasks: Tasks) -> Iterator[Task]:
-    return tasks.served(HOST, served.host_cells, tasks.served_s / 5)
-
-
-def _ablation(tasks: Tasks) -> Iterator[Task]:
-    return tasks.served(f"{ABLATION}_tbt_p50_ms", served.ablation_cells, tasks.served_s / 2)
 
 
 def _served(tasks: Tasks) -> Iterator[Task]:
@@ -252,17 +219,19 @@ def _equal(tasks: Tasks) -> Iterator[Task]:
             yield Task(EQUAL, OURS, about, served_side)
 
 
-SUBJECTS: dict[str, Callable[[Tasks], Iterator[Task]]] = {
-    "queues": _queues,
+SUBJECTS: dict[str, Callable[[Tasks], Iterable[Task]]] = {
+    "queues": lambda x: [x.steady(QUEUES, queue_cells, is_once=True)],
     "aggregated": _chunked,
-    "steady": _steady,
-    "gaps": _gaps,
-    "layerwise": _layerwise,
-    "switch": _switch,
+    "steady": lambda x: _rungs(x, OURS, x.plan.rungs),
+    "gaps": lambda x: [x.steady(gap_name(2), partial(gaps, rung=x.nearest(GAP_RUNG)))],
+    "layerwise": lambda x: [x.steady(OVERHEAD, partial(layerwise, rung=x.nearest(GAP_RUNG)))],
+    "switch": lambda x: [
+        x.steady(SWITCH, partial(switch_cells, rungs=[*map(x.nearest, SWITCH_RUNGS)]))
+    ],
     "stock": _stock,
-    "memory": _memory,
-    "host": _host,
-    "ablation": _ablation,
+    "memory": lambda x: x.served(MEMORY, served.memory_cells, is_once=True),
+    "host": lambda x: x.served(HOST, served.host_cells, x.served_s / 5),
+    "ablation": lambda x: x.served(f"{ABLATION}_tbt_p50_ms", served.ablation_cells, x.served_s / 2),
     "equal": _equal,
     "served": _served,
 }

@@ -73,7 +73,7 @@ class Switches:
         return ends, starts
 
 
-def switch_cells(bench: SteadyBench, rungs: tuple[int, int]) -> Iterator[Cell]:
+def switch_cells(bench: SteadyBench, rungs: Sequence[int]) -> Iterator[Cell]:
     """Two rungs by turns, a few decode steps each, beside prompts; against each of them alone."""
     bench.prepare(*rungs)
     alone = {rung: bench.together(rung, seconds=RATE_S) for rung in rungs}
@@ -110,7 +110,7 @@ def _us(values: Sequence[float], share: float) -> float | None:
 
 
 def _alternate(
-    bench: SteadyBench, rungs: tuple[int, int], *, impatient: bool
+    bench: SteadyBench, rungs: Sequence[int], *, impatient: bool
 ) -> tuple[Switches, float]:
     """Switches, and the prompts' tokens per ms meanwhile."""
     found, watched = Switches(), Watched()
