@@ -9,6 +9,7 @@ from smkern.latency.roofline import Roofline
 from smkern.latency.step_times import KEPT, UNMEASURED, StepTimes
 from smkern.latency.table import Timing
 from smkern.latency.work import Size, padded_rows
+from smkern.tuning.attention.shapes import PREFILL_MAX_PIECES, PREFILL_PIECE, PREFILL_ROWS
 
 HEAD_ROWS = 8
 """Rows of the head's GEMM are told apart by so many."""
@@ -16,6 +17,8 @@ TILE = 16
 """Queries by which attention's prefill path goes: what is left of the last step costs as much."""
 ATTENTION = 1.9
 """Time of attention over its roofline, for prompts with nothing cached."""
+WALK = 0.75
+"""Time of a tile of queries that walks its keys alone, over `ATTENTION`'s part of an SM's rate."""
 WHOLE_SMS = 132.0
 _LEAST_OVER, _MOST_OVER = 0.8, 8.0
 """Bounds of what is said of attention by cells of which it is a small part."""
@@ -26,8 +29,10 @@ class PromptTimes:
 
     c_p follows from cells of prompts by SMs and tokens; r from those behind cached tokens, by new
     tokens an SM and cached ones: few tiles leave SMs idle. Without such cells c_p counts for
-    attention, too. A mixed forward adds its decode rows' attention and takes at least what these
-    rows take alone; cells of mixed forwards correct it by SMs, all its rows and its decode rows.
+    attention, too. Attention takes at least as long as one tile needs for the longest piece of
+    keys. A mixed forward adds its decode rows' attention, which fills SMs that wait for such a
+    tile, and takes at least what these rows take alone; cells of mixed forwards correct it by SMs,
+    all its rows and its decode rows.
 
     Args:
         cells: Times with nothing beside them, us; decode steps are passed over.
@@ -83,10 +88,10 @@ class PromptTimes:
     def us(self, size: Size, num_sms: int) -> float:
         """Time of a launch that has chunks."""
         forward, batch = self._forward(size, num_sms), size.batch
-        us = forward.us(size)
         if not batch:
-            return us
-        us = forward.mixed * (us + self._steps.attention_us(num_sms, batch, size.total_kv))
+            return forward.us(size)
+        steps_us = self._steps.attention_us(num_sms, batch, size.total_kv)
+        us = forward.mixed * forward.us(size, steps_us)
         return max(us, self._steps.us(num_sms, batch, size.total_kv))
 
     def attention_share(self, size: Size, num_sms: int) -> float:
@@ -119,7 +124,8 @@ class PromptTimes:
         attention = ATTENTION if self._has_cached else over
         behind, per_sm = self._attention, _per_sm(new, num_sms)
         mixed = self._mixed.at(num_sms, batch, tokens) if batch and self._mixed else 1.0
-        return _Forward(new, others_us, fixed, *by_key, attention, behind, per_sm, mixed)
+        walk = WALK * PREFILL_ROWS * num_sms / roofline.num_q_heads * by_key.flops_us
+        return _Forward(new, others_us, fixed, *by_key, walk, attention, behind, per_sm, mixed)
 
     def _mixed_over(
         self, ratios: Iterable[tuple[Timing, float]]
@@ -160,8 +166,8 @@ class _Forward:
     """What is the same of all forwards of so many tokens and rows on so many SMs."""
 
     __slots__ = (
-        "_attention", "_behind", "_fixed", "_key_us", "_new", "_pair_us", "_per_sm", "mixed",
-        "others_us",
+        "_attention", "_behind", "_fixed", "_key_us", "_new", "_pair_us", "_per_sm", "_walk_us",
+        "mixed", "others_us",
     )  # fmt: skip
 
     def __init__(
@@ -171,6 +177,7 @@ class _Forward:
         fixed: float,
         key_us: float,
         pair_us: float,
+        walk_us: float,
         attention: float,
         behind: Curve,
         per_sm: float,
@@ -179,26 +186,31 @@ class _Forward:
         self.mixed = mixed
         self.others_us = others_us
         self._new, self._fixed, self._key_us, self._pair_us = new, fixed, key_us, pair_us
+        self._walk_us = walk_us
         self._attention, self._behind, self._per_sm = attention, behind, per_sm
 
-    def us(self, size: Size) -> float:
-        return self.others_us + self.attention_us(size)
+    def us(self, size: Size, steps_us: float = 0.0) -> float:
+        return self.others_us + self.attention_us(size, steps_us)
 
-    def attention_us(self, size: Size) -> float:
-        """Of the chunks alone."""
+    def attention_us(self, size: Size, steps_us: float = 0.0) -> float:
+        """Of the chunks, and of decode rows that take `steps_us` by themselves."""
         keys = pairs = behind = 0
+        longest = 0.0
         new: int
         cached: int
         for new, cached in size.chunks:
             tile = -(-new // TILE) * TILE
-            keys += cached + new
+            keys += (kv_len := cached + new)
             pairs += tile * cached + tile * (new + 1) // 2
             behind += new * cached
+            walked = min(kv_len, max(PREFILL_PIECE, kv_len / PREFILL_MAX_PIECES))
+            if walked > longest:
+                longest = walked
         moved, computed = self._fixed + self._key_us * keys, self._pair_us * pairs
-        us = moved if moved > computed else computed
+        over = self._attention
         if behind and self._behind:
-            return us * self._behind.at(self._per_sm, behind / self._new)
-        return us * self._attention
+            over = self._behind.at(self._per_sm, behind / self._new)
+        return max(over * max(moved, computed) + steps_us, over * self._walk_us * longest)
 
 
 def _per_sm(tokens: int, num_sms: int) -> float:

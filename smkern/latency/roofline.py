@@ -53,6 +53,7 @@ class Roofline:
         # The sums read nothing of a configuration but what `ModelSizes` has by the same names.
         self._config = cast("ModelConfig", sizes)
         self.num_layers = sizes.num_layers
+        self.num_q_heads = sizes.q_size // sizes.head_dim
         self._profile = profile
         self._gemms = gemms
         self._like = like

@@ -103,8 +103,8 @@ class Adaptive(BasePolicy):
         ...     max_running=96, max_prefill=4, max_tokens=8192,
         ... )
         >>> predictor = TablePredictor.load("qwen3-8b")
-        >>> [Adaptive(predictor, tbt_slo_ms=limit).decide(snapshot).rung for limit in (10, 15, 20)]
-        [32, 16, None]
+        >>> [Adaptive(predictor, tbt_slo_ms=limit).decide(snapshot).rung for limit in (10, 20)]
+        [32, None]
     """
 
     heeds = ("tbt",)
