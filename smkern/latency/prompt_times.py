@@ -18,7 +18,8 @@ TILE = 16
 ATTENTION = 1.9
 """Time of attention over its roofline, for prompts with nothing cached."""
 WALK = 0.75
-"""Time of a tile of queries that walks its keys alone, over `ATTENTION`'s part of an SM's rate."""
+"""Time of a tile of 128 rows that walks its keys, over its FLOPs at an SM's rate and attention's
+factor: that factor also has SMs that wait."""
 WHOLE_SMS = 132.0
 _LEAST_OVER, _MOST_OVER = 0.8, 8.0
 """Bounds of what is said of attention by cells of which it is a small part."""
