@@ -171,8 +171,6 @@ def time_candidates(
     place: Place,
     expected_us: float,
     errors: dict[C, str],
-    *,
-    budget_us: float = BUDGET_US,
 ) -> dict[C, Timing]:
     """The timings of the candidates' calls on the place's stream; `errors` gets who failed.
 
@@ -181,7 +179,6 @@ def time_candidates(
         place: Its stream runs the calls.
         expected_us: The model's time of the fastest.
         errors: Gets the errors of candidates that cannot be captured.
-        budget_us: Device time that the first rounds may take, about.
     """
     if not calls:
         return {}
@@ -192,7 +189,7 @@ def time_candidates(
         count = calls_for(us, at_most=CALLS_A_GRAPH)
         cases = {x: Case(calls[configs[x]], place.stream, count, int(x)) for x in names}
         round_us = us * count * len(cases)
-        rounds = rounds_for(round_us, budget_us=budget_us, at_least=least, at_most=most)
+        rounds = rounds_for(round_us, budget_us=BUDGET_US, at_least=least, at_most=most)
         return time_interleaved(cases, rounds=rounds, errors=failed)
 
     timings = run(list(configs), expected_us, 1, 3)

@@ -73,17 +73,17 @@ class Sides:
 
 
 @contextmanager
-def ladder_sides(device: int = 0) -> Iterator[Sides]:
+def ladder_sides() -> Iterator[Sides]:
     """The places of `smkern.ladder()`, which are gone afterwards."""
     from smkern.partition import ladder
 
-    total = device_info(device).num_sms
-    whole = Place(Budget(total, "mask", True), torch.cuda.Stream(device))
+    total = device_info().num_sms
+    whole = Place(Budget(total, "mask", True), torch.cuda.Stream())
 
     def beside(own: Partition, other: Partition) -> Place:
         return Place(own.budget, own.stream, "spread", own, other.stream)
 
-    with ladder(device=device) as made:
+    with ladder() as made:
         try:
             splits = list(made)
             yield Sides(

@@ -8,14 +8,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smkern.device import device_info
 from smkern.errors import DeviceError
-from smkern.partition.driver import IGNORE_COSCHEDULING, CudaDriver, cuda_driver
+from smkern.partition.driver import IGNORE_COSCHEDULING, cuda_driver
 
 PAIR = 2
 EIGHT = 8
@@ -47,15 +47,11 @@ class Green:
         self.release()
 
 
-@dataclass(slots=True)
 class Driver:
-    """Green contexts of one device, whose primary context is torch's."""
+    """Green contexts of the first device, whose primary context is torch's."""
 
-    device: int = 0
-    _cuda: CudaDriver = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._cuda = cuda_driver(self.device)
+    def __init__(self) -> None:
+        self._cuda = cuda_driver(0)
 
     def pairs(self) -> list[Any]:
         """The device's groups of 2 SMs, as the driver lists them."""
@@ -68,7 +64,7 @@ class Driver:
     def create(self, groups: Sequence[Any]) -> Green:
         """A green context of these groups of one split, and a stream of it."""
         made = self._cuda.create(groups)
-        stream = torch.cuda.ExternalStream(made.stream, device=torch.device("cuda", self.device))
+        stream = torch.cuda.ExternalStream(made.stream, device=torch.device("cuda", 0))
 
         def release() -> None:
             self._cuda.destroy_stream(made)
@@ -93,12 +89,12 @@ class Driver:
 
         if not getattr(green_contexts, "SUPPORTED", False):
             raise DeviceError(f"torch {torch.__version__} was built without green contexts")
-        context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=self.device)
+        context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=0)
         cuda = self._cuda
         if hasattr(context, "Stream"):
             stream = context.Stream()
             granted = cuda.stream_num_sms(stream.cuda_stream)
-            return Green(granted or device_info(self.device).num_sms, stream, keep=context)
+            return Green(granted or device_info(0).num_sms, stream, keep=context)
 
         @contextmanager
         def entered() -> Iterator[None]:
@@ -114,7 +110,7 @@ class Driver:
 
         with entered():
             now = cuda.call("cuCtxGetDevResource", cuda.call("cuCtxGetCurrent"), cuda.sm)
-            stream = torch.cuda.current_stream(self.device)
+            stream = torch.cuda.current_stream(0)
         return Green(int(now.sm.smCount), stream, entered, keep=context)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call, try_eagerly
@@ -16,18 +14,11 @@ M, N, K = 4096, 24576, 4096
 """3,072 tiles of 128x256: the last, partial wave of any partition is under 5% of the time."""
 
 
-@dataclass(slots=True)
 class Dense:
     """out [M, N] = a [M, K] @ w [N, K]^T in bf16; normal values, so that power is a model's."""
 
-    device: int = 0
-    _a: Tensor = field(init=False)
-    _w: Tensor = field(init=False)
-    _out: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        where = torch.device("cuda", self.device)
-        options: dict[str, Any] = {"device": where, "dtype": torch.bfloat16}
+    def __init__(self) -> None:
+        options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
         self._a = torch.randn(M, K, **options)
         self._w = torch.randn(N, K, **options)
         self._out = torch.empty(M, N, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -42,11 +42,6 @@ class HostCosts:
     """Measures on one device and puts its rows into `results`."""
 
     results: Results
-    device: int = 0
-    _dispatcher: Any = field(default=None)
-
-    def __post_init__(self) -> None:
-        self._dispatcher = dispatcher_of(self.device)
 
     def note(
         self, name: str, value: float, unit: str, target: float | None = None, **about: Any
@@ -60,7 +55,7 @@ class HostCosts:
 
     def calls(self) -> None:
         """An eager call, with and without split K, whole device and partition, by every door."""
-        total = device_info(self.device).num_sms
+        total = device_info().num_sms
         with Partitions([32], placements=("spread",)) as partitions:
             place = partitions.at(32)
             for where, stream, budget in (
@@ -108,7 +103,7 @@ class HostCosts:
     def _probe(self, budget: Budget, *, split: bool) -> tuple[int, int, int] | None:
         """A small problem that dispatch runs by our own kernel with whole, or split, K loops."""
         for m, n, k in PROBES:
-            config = self._dispatcher.select(problem_of(n, k, m), budget).config
+            config = dispatcher_of().select(problem_of(n, k, m), budget).config
             if config.kernel != "cublaslt" and (config.split != 1) == split:
                 return m, n, k
         return None
@@ -116,7 +111,7 @@ class HostCosts:
     def budgets(self, counts: Sequence[int], ms: Sequence[int]) -> None:
         """A call with another budget each time against the same one; compilations meanwhile."""
         n, k = COUNTED_SHAPE
-        whole = current_budget(self.device)
+        whole = current_budget()
         wanted = [
             Budget(count, "grid", whole.clusters) if count < whole.num_sms else whole
             for count in counts

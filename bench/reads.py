@@ -64,7 +64,7 @@ def read_us(reader: Reader, place: Green) -> float:
         return 1e3 * begin.elapsed_time(end) / READS
 
 
-def best_reader(places: Iterable[Green], data: Any = None, device: int = 0) -> Reader:
+def best_reader(places: Iterable[Green], data: Any = None) -> Reader:
     """The reader that is fastest over the places, by the product of its times.
 
     On many SMs all of them saturate the memory: give it small places.
@@ -74,7 +74,7 @@ def best_reader(places: Iterable[Green], data: Any = None, device: int = 0) -> R
     """
     readers: dict[str, Reader] = {}
     for shape in SHAPES:
-        readers[shape.name] = Reader(device, shape, data)
+        readers[shape.name] = Reader(shape=shape, data=data)
         data = readers[shape.name].data
     return readers[pick_shape(readers, {str(place.num_sms): place for place in places})]
 

@@ -12,7 +12,7 @@ import torch
 from smkern.bench.ranks.rows import SERVED, TRIED, counted
 from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.served_load import SIZES, WORKLOAD, ServedLoad, compile_load
-from smkern.bench.runtime.workload import Sizes, executor_of
+from smkern.bench.runtime.workload import executor_of
 from smkern.models import Decoder, TensorParallel, Weights, preset
 from smkern.models.fused_sums import fuse_sums
 from smkern.partition import ladder
@@ -27,29 +27,25 @@ PLAN = RuntimePlan(
 )  # fmt: skip
 LOAD = replace(WORKLOAD, reach=48, lead=32)
 """Two windows of a figure's length: a step of the whole model takes 20 to 50 ms."""
-PREHEAT_S, TRY_S = 1.0, 2.5
+PREHEAT_S, TRY_S, SERVED_S = 1.0, 2.5, 5.0
 POLICIES = ("chunked", "static_split")
 FIGURES = ("tbt_p50_ms", "tbt_p99_ms", "step_ms", "setting", "gaps", "sm_mhz", "watts", "compiled")
 
 
-def served_cells(
-    tp: TensorParallel, plan: RuntimePlan = PLAN, *, seconds: float = 5.0, layers: int | None = None
-) -> Iterator[dict[str, Any]]:
+def served_cells(tp: TensorParallel, plan: RuntimePlan = PLAN) -> Iterator[dict[str, Any]]:
     """On rank 0 each policy at its best under each limit, and what was tried for that; the others
     launch along, and give none.
 
     Args:
         tp: The ranks.
         plan: The model, its limits, rungs and chunks.
-        seconds: Duration of a figure.
-        layers: Layers of the model. None: all.
     """
-    with _opened(tp, plan, SIZES, layers) as load:
+    with _opened(tp, plan) as load:
         if load is None:
             return
         for limit_ms in plan.served_ms:
             for policy in POLICIES:
-                for found in load.row(policy, limit_ms, seconds):
+                for found in load.row(policy, limit_ms, SERVED_S):
                     case = {k: v for k, v in found["case"].items() if k not in ("name", "limit")}
                     op = TRIED
                     if "limit" in found["case"]:
@@ -59,12 +55,8 @@ def served_cells(
 
 
 @contextmanager
-def _opened(
-    tp: TensorParallel, plan: RuntimePlan, sizes: Sizes, layers: int | None
-) -> Iterator[ServedLoad | None]:
-    config = preset(plan.model)
-    config = config if layers is None else config.replace(num_layers=layers)
-    sizes = replace(sizes, rungs=plan.rungs)
+def _opened(tp: TensorParallel, plan: RuntimePlan) -> Iterator[ServedLoad | None]:
+    config, sizes = preset(plan.model), replace(SIZES, rungs=plan.rungs)
     device = torch.device("cuda", torch.cuda.current_device())
     weights = Weights.random(config, device=device, shard=tp.shard)
     if tp.rank == 0:

@@ -45,9 +45,9 @@ def _by_budget(cells: Sequence[Cell]) -> str:
     return pivot("M \\ SMs", entries)
 
 
-def rates_table(cells: Iterable[Cell], cases: Sequence[Case] = RATE_CASES) -> str:
+def rates_table(cells: Iterable[Cell]) -> str:
     """TFLOP/s of a few cases: ours and cuBLAS in its better partition, over SM budgets."""
-    return pivot("M x N x K \\ SMs", _rates(cells, cases, "{} x {} x {}, "))
+    return pivot("M x N x K \\ SMs", _rates(cells, RATE_CASES, "{} x {} x {}, "))
 
 
 def why_table(cells: Iterable[Cell]) -> str:

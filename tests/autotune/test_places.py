@@ -58,7 +58,7 @@ def fake_device(monkeypatch):
         partitions, "budget_of_stream", lambda stream, device: Budget(132, "mask", True)
     )
     stream = SimpleNamespace(cuda_stream=0)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *device: stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return use
 

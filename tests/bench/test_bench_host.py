@@ -49,14 +49,14 @@ def fake_gpu(cuda, monkeypatch):
     profile = load_profile("h200")
     info = SimpleNamespace(num_sms=20, sm_granularity=2)
     patches = {
-        (host_cost, "dispatcher_of"): lambda index: offline_dispatcher(profile, None),
+        (host_cost, "dispatcher_of"): lambda: offline_dispatcher(profile, None),
         (host_cost, "Partitions"): FakePartitions,
         (host_cost, "GemmOperands"): lambda n, k, m, num_sets: GemmOperands(
             8, 8, 128, device="cpu", num_sets=num_sets
         ),
-        (host_cost, "current_budget"): lambda index: Budget(20, "mask", True),
+        (host_cost, "current_budget"): lambda: Budget(20, "mask", True),
         (host_cost, "PROBES"): ((128, 2048, 1024), (16, 512, 8192)),
-        (host_cost, "device_info"): lambda *index: info,
+        (host_cost, "device_info"): lambda: info,
         (host_cost, "plain_launch"): lambda a, w, out, num_sms: None,
         (host_cost, "host_time"): lambda call, drain=True: host_time(call, calls=2, trials=1),
         (host_timing, "host_time"): lambda call, drain=True: host_time(call, calls=2, trials=1),

@@ -60,9 +60,6 @@ class FakeReader:
 class FakeDriver:
     """Pairs in id order; its own groups of 8 fill a GPC before the next. torch has none."""
 
-    def __init__(self, device: int = 0) -> None:
-        self.device = device
-
     def pairs(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(sms=[sm, sm + 1]) for sm in range(0, TOTAL, 2)]
 
@@ -125,7 +122,7 @@ def clock(monkeypatch) -> Clock:
         (torch.cuda, "default_stream"): lambda: stream_of(range(TOTAL)),
         (torch.cuda, "mem_get_info"): lambda device: (1 << 30, 2 << 30),
         (partitions, "Reader"): lambda device: FakeReader(found, SHAPES[0]),
-        (reads, "Reader"): lambda device, shape, data: FakeReader(found, shape),
+        (reads, "Reader"): lambda shape, data: FakeReader(found, shape),
         (partitions, "Driver"): FakeDriver,
         (partitions, "device_info"): lambda: info,
         (partition_costs, "Driver"): FakeDriver,
