@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -13,16 +14,11 @@ from smkern.autotune.measure import best_cell
 from smkern.bench.append.providers import our_call
 from smkern.measure.append import AppendCase, AppendOperands, problem_of_case
 from smkern.tuning.append import APPEND_FAMILY, AppendKey, Budget
-from tests.measure.fake_cuda import FakeCuda
+from tests.measure.fake_cuda import cuda
+
+__all__ = ["cuda"]
 
 SMALL = Heads(4, 2, 64)
-
-
-@dataclass(frozen=True)
-class FakePlace:
-    budget: Budget
-    stream: object = None
-    neighbour_stream: None = None
 
 
 def test_cases_are_distinct_cells():
@@ -71,18 +67,13 @@ class Dispatcher:
         return launch
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    return FakeCuda().install(monkeypatch)
-
-
 def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
     monkeypatch.setattr(AppendCase, "num_sets", 1)
     ops = AppendOperands(AppendCase("norm-rope", 8, 4, 2, 64), device="cpu")
     dispatcher = Dispatcher(profile, ops, cuda)
     stream = cuda.new_stream()
     stream.cuda_stream = 0
-    place = FakePlace(Budget(16, "grid"), stream)
+    place = SimpleNamespace(budget=Budget(16, "grid"), stream=stream, neighbour_stream=None)
     problem = problem_of_case(ops)
     wanted = append.FAMILY.wanted(problem, place.budget, profile)
     _, dispatcher.wrong, *_ = wanted

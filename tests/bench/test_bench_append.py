@@ -101,9 +101,7 @@ def test_a_wrong_result_is_no_time(cuda, small_operands, case, fault):
 
 def test_peers_are_chosen_by_name(on_cpu, tmp_path):
     out = tmp_path / "append.json"
-    options = ["--out", str(out), "--budgets", "16", "--peers", "torch"]
-    ran = CliRunner().invoke(suite.command, options)
-    assert ran.exit_code == 0, ran.output
+    run_suite(suite.command, out, "--budgets", "16", "--peers", "torch")
     assert {c["provider"] for c in json.loads(out.read_text())["cells"]} == {"smkern", "torch"}
     ran = CliRunner().invoke(suite.command, ["--out", str(out), "--peers", "vllm"])
     assert "no peer is named 'vllm'" in ran.output

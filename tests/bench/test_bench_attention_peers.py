@@ -11,18 +11,11 @@ from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.peers import flashinfer_with, noted
 from smkern.measure.attention import AttentionCase, AttentionOperands
 
-MIXED = AttentionCase(
-    "mixed", "mixed", (1, 1, 21), (37, 5, 40), num_q_heads=4, num_kv_heads=2, head_dim=16
-)
-DECODE = AttentionCase(
-    "decode", "decode", (1, 1), (37, 5), num_q_heads=4, num_kv_heads=2, head_dim=16
-)
-FP8 = AttentionCase(
-    "fp8", "decode", (1, 1), (37, 5), "fp8", num_q_heads=4, num_kv_heads=2, head_dim=16
-)
-PREFILL = AttentionCase(
-    "prefill", "prefill", (9, 21), (9, 40), num_q_heads=4, num_kv_heads=2, head_dim=16
-)
+HEADS = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+MIXED = AttentionCase("mixed", "mixed", (1, 1, 21), (37, 5, 40), **HEADS)
+DECODE = AttentionCase("decode", "decode", (1, 1), (37, 5), **HEADS)
+FP8 = AttentionCase("fp8", "decode", (1, 1), (37, 5), "fp8", **HEADS)
+PREFILL = AttentionCase("prefill", "prefill", (9, 21), (9, 40), **HEADS)
 
 
 class FakeModule:

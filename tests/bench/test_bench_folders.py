@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from smkern.bench.results import (
     COMMITTED,
@@ -81,6 +82,17 @@ def test_of_two_gpus_the_current_one_names_the_folder(monkeypatch) -> None:
 def test_without_a_gpu_the_folder_is_nobodys(monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert results_folder().name == "unknown"
+
+
+@pytest.mark.parametrize(
+    "suite", sorted({*suites_with_results()} - {"replay", "replay-confirm", "ranks", "server"})
+)
+def test_without_a_gpu_a_suite_says_so_and_makes_no_file(suite, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ran = CliRunner().invoke(cli, ["bench", suite, "--out", str(tmp_path / "x.json")])
+    assert ran.exit_code == 1
+    assert "torch sees no GPU" in f"{ran.output}{ran.exception}"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_names_no_gpu() -> None:

@@ -115,15 +115,6 @@ def test_a_part_of_the_suite_is_no_profile(flags):
     assert "whole suite" in ran.output
 
 
-def test_without_a_gpu_it_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    out = tmp_path / "ceilings.json"
-    ran = CliRunner().invoke(command, ["--out", str(out)])
-    assert ran.exit_code == 1
-    assert "torch sees no GPU" in ran.output
-    assert not out.exists()
-
-
 class FakePartitions:
     full = Place(Budget(TOTAL), None)
 

@@ -86,13 +86,6 @@ def named(cells, name):
     return [cell for cell in cells if cell["case"]["name"] == name]
 
 
-def test_without_a_gpu_no_file_is_made(monkeypatch, tmp_path):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    ran = CliRunner().invoke(suite.command, ["--out", str(tmp_path / "runtime.json")])
-    assert (ran.exit_code, "torch sees no GPU" in ran.output) == (1, True)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_every_steady_subject_yields_its_cells(small, tmp_path):
     only = "aggregated,steady,gaps,layerwise,switch,stock"
     cells = run(tmp_path / "runtime.json", "--only", only)
