@@ -34,6 +34,7 @@ class Heads:
 MODELS = (Heads(32, 8, 128), Heads(64, 8, 128), Heads(32, 8, 64), Heads(64, 8, 64))
 """Groups of 4 and 8 query heads, head dimensions of 128 and 64."""
 QUICK_MODELS = MODELS[:1]
+QUICK_STEPS: dict[str, Any] = {"batches": (8,), "lengths": (4096,), "prompts": (512,)}
 
 
 def parse_heads(text: str) -> tuple[Heads, ...]:
@@ -92,10 +93,3 @@ def case_of(
         f"{heads}-{kind}-{batch}x{length}", kind, (q_len,) * batch, (length,) * batch, cache_dtype,
         heads.num_q_heads, heads.num_kv_heads, heads.head_dim, page_size,
     )  # fmt: skip
-
-
-def quick_cases(cache_dtype: CacheDtype = "bf16") -> list[AttentionCase]:
-    """A few cells only."""
-    return tuned_cases(
-        QUICK_MODELS, cache_dtype=cache_dtype, batches=(8,), lengths=(4096,), prompts=(512,)
-    )

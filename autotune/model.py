@@ -157,10 +157,7 @@ class ModelCells:
                             wins[*found, place] = wins.get((*found, place), 0.0) + win
         order = sorted(wins, key=lambda key: -wins[key])
         jobs = [Job(self.families[name], case, place) for name, case, place in order]
-        return [job for job in jobs if self._has_choice(job)]
-
-    def _has_choice(self, job: Job) -> bool:
-        return len(job.wanted(self.profile)) > 1
+        return [job for job in jobs if len(job.wanted(self.profile)) > 1]
 
     def _decode_steps(self) -> Iterator[Step]:
         for batch in DECODE_ROWS:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from smkern.autotune import append, attention, fp8, moe, sample
-from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, Heads, quick_cases, tuned_cases
+from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, QUICK_STEPS, Heads, tuned_cases
 from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.gemm import KERNELS, GemmCase, gemm_family
 from smkern.autotune.shortlist import problems
@@ -76,9 +76,9 @@ def _scaled(options: Options) -> OperatorCells:
 
 
 def _attention(options: Options) -> OperatorCells:
-    if options.quick and not options.heads:
-        return options.work(attention.FAMILY, quick_cases(options.cache_dtype))
-    cases = tuned_cases(options.heads or MODELS, cache_dtype=options.cache_dtype)
+    few = options.quick and not options.heads
+    models, steps = (QUICK_MODELS, QUICK_STEPS) if few else (options.heads or MODELS, {})
+    cases = tuned_cases(models, cache_dtype=options.cache_dtype, **steps)
     return options.work(attention.FAMILY, cases)
 
 
