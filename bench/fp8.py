@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+import smkern
 from smkern.bench import deepgemm, fp8_grouped
 from smkern.bench.cases import Sizes, case_options
 from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands, Operands
@@ -99,26 +100,24 @@ class GemmOperands(Operands):
         self.wanted = dequantize(*self.a, exactly) @ dequantize(*self.q[0], exactly).T
         self.exact = self.x.double() @ self.w[0].double().T
 
+    def run(self, a: Tensor, w: Tensor, **scales: Any) -> None:
+        smkern.gemm(a, w, out=self.out, static_weights=True, **scales)
 
-def our_call(ops: GemmOperands) -> Call:
-    """The public operator on the current stream's budget."""
-    import smkern
 
-    (a, a_scale), q, out = ops.a, ops.q, ops.out
+def our_call(ops: Operands) -> Call:
+    """smkern on e4m3."""
+    (a, a_scale), q = ops.a, ops.q
 
     def call(i: int) -> None:
         w, w_scale = q[i % len(q)]
-        smkern.gemm(a, w, a_scale=a_scale, w_scale=w_scale, out=out, static_weights=True)
+        ops.run(a, w, a_scale=a_scale, w_scale=w_scale)
 
     return call
 
 
-def bf16_call(ops: GemmOperands) -> Call:
-    """What the e4m3 kernels are to beat: the same product in bf16."""
-    import smkern
-
-    x, w, out = ops.x, ops.w, ops.out
-    return lambda i: smkern.gemm(x, w[i % len(w)], out=out, static_weights=True)
+def bf16_call(ops: Operands) -> Call:
+    """What the e4m3 kernels are to beat: the same products in bf16."""
+    return lambda i: ops.run(ops.x, ops.w[i % len(ops.w)])
 
 
 def torch_call(ops: GemmOperands) -> Call:
@@ -138,12 +137,11 @@ def torch_call(ops: GemmOperands) -> Call:
     return call
 
 
+SMKERN: dict[str, Callable[..., Call]] = {"smkern": our_call, "bf16": bf16_call}
 CALLS: dict[str, dict[str, Callable[..., Call]]] = {
-    "gemm": {
-        "smkern": our_call, "bf16": bf16_call, "torch": torch_call, DEEPGEMM: deepgemm.gemm_call,
-    },
-    "grouped_gemm": fp8_grouped.CALLS | {DEEPGEMM: deepgemm.grouped_call},
-}  # fmt: skip
+    "gemm": SMKERN | {"torch": torch_call, DEEPGEMM: deepgemm.gemm_call},
+    "grouped_gemm": SMKERN | {"torch": fp8_grouped.torch_call, DEEPGEMM: deepgemm.grouped_call},
+}
 """Who computes an operator's cases, on their operands."""
 
 

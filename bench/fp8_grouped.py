@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import smkern
 from smkern.bench.ops.cases import expert_counts
 from smkern.measure.timing import Call, sets_for
 from smkern.ops.reference.fp8 import dequantize, quantize
@@ -96,6 +96,10 @@ class Operands:
     exact: Tensor = field(init=False)
     """Of those that bf16 multiplies, fp64."""
 
+    def run(self, a: Tensor, w: Tensor, **scales: Any) -> None:
+        """The public operator on the current stream's budget."""
+        raise NotImplementedError
+
 
 @dataclass(slots=True)
 class GroupedOperands(Operands):
@@ -122,6 +126,9 @@ class GroupedOperands(Operands):
         self.wanted = self._product(_exactly(*self.a), _exactly(*self.q[0]))
         self.exact = self._product(self.x.double(), self.w[0].double())
 
+    def run(self, a: Tensor, w: Tensor, **scales: Any) -> None:
+        smkern.grouped_gemm(a, w, self.offsets, swiglu=self.case.swiglu, out=self.out, **scales)
+
     def _product(self, a: Tensor, w: Tensor) -> Tensor:
         wide = torch.float64
         return grouped_gemm(a, w, self.offsets, swiglu=self.case.swiglu, compute_dtype=wide)
@@ -136,29 +143,6 @@ def _quantized(w: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     made = [quantize(expert, kind) for expert in w]
     values = torch.stack([q.view(torch.uint8) for q, _ in made]).view(made[0][0].dtype)
     return values, torch.stack([scale for _, scale in made])
-
-
-def our_call(ops: GroupedOperands) -> Call:
-    """The public operator on the current stream's budget."""
-    import smkern
-
-    (a, a_scale), q, out, swiglu = ops.a, ops.q, ops.out, ops.case.swiglu
-
-    def call(i: int) -> None:
-        w, w_scale = q[i % len(q)]
-        smkern.grouped_gemm(
-            a, w, ops.offsets, a_scale=a_scale, w_scale=w_scale, swiglu=swiglu, out=out
-        )
-
-    return call
-
-
-def bf16_call(ops: GroupedOperands) -> Call:
-    """What the e4m3 kernels are to beat: the same products in bf16."""
-    import smkern
-
-    x, w, out, swiglu = ops.x, ops.w, ops.out, ops.case.swiglu
-    return lambda i: smkern.grouped_gemm(x, w[i % len(w)], ops.offsets, swiglu=swiglu, out=out)
 
 
 def torch_call(ops: GroupedOperands) -> Call:
@@ -176,8 +160,3 @@ def torch_call(ops: GroupedOperands) -> Call:
         out.copy_(found)
 
     return call
-
-
-CALLS: dict[str, Callable[[GroupedOperands], Call]] = {
-    "smkern": our_call, "bf16": bf16_call, "torch": torch_call,
-}  # fmt: skip

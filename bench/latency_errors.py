@@ -107,17 +107,14 @@ def command(profiles: tuple[Path, ...], out: Path | None) -> None:
     files = profiles or tuple(sorted((FOLDER / COMMITTED).glob("*.profile.jsonl")))
     if not files:
         raise click.UsageError(f"no *.profile.jsonl in {FOLDER / COMMITTED}: name the files")
-    try:
-        for path in files:
-            meta, cells = judge(path)
-            if out is not None:
-                results = open_results(out, resume=True, meta=meta)
-                for cell in cells:
-                    results.add(cell)
-                results.save(out)
-                click.echo(f"{len(cells)} cells in {out}")
-    except SmkernError as error:
-        raise click.ClickException(str(error)) from error
+    for path in files:
+        meta, cells = judge(path)
+        if out is not None:
+            results = open_results(out, resume=True, meta=meta)
+            for cell in cells:
+                results.add(cell)
+            results.save(out)
+            click.echo(f"{len(cells)} cells in {out}")
 
 
 def judge(path: Path) -> tuple[JsonDict, list[JsonDict]]:

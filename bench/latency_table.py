@@ -8,7 +8,7 @@ import click
 
 from smkern.bench.results import FOLDER
 from smkern.device import gpu_folder
-from smkern.errors import SmkernError, TableError
+from smkern.errors import TableError
 from smkern.latency.profile_file import REMEDY, read_profile
 from smkern.latency.profile_table import timings_of
 from smkern.latency.table import latency_file
@@ -64,8 +64,5 @@ def command(profiles: tuple[Path, ...], out: Path) -> None:
     files = list(profiles) or committed()
     if not files:
         raise click.UsageError(f"no profiles in {FOLDER}: name the files")
-    try:
-        for file in files:
-            click.echo(write_table(file, out))
-    except SmkernError as error:
-        raise click.ClickException(str(error)) from error
+    for file in files:
+        click.echo(write_table(file, out))

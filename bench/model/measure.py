@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,14 +60,11 @@ class Measurer:
 
     def decode(self, case: DecodeCase, place: Place, other: Place | None) -> Iterator[Cell]:
         """The step alone; and with `other`, the complement, beside a prompt, and that prompt."""
-        loop = self.model.decode(case.batch, place)
-        try:
+        with closing(self.model.decode(case.batch, place)) as loop:
             alone = self._alone(loop, self._floor_us(case, place) * SLOWER)
             yield self._decode_cell(case, place, alone)
             if other is not None:
                 yield from self._beside_or_why(case, loop, alone.us_median, other)
-        finally:
-            loop.close()
 
     def _alone(self, loop: DecodeLoop, expected_us: float) -> Timing:
         load = Load(loop.call, loop.place.stream, expected_us)
@@ -135,22 +133,17 @@ class Measurer:
 
     def launch(self, case: DecodeCase, place: Place) -> Iterator[Cell]:
         """Host time of launching one layer of a step."""
-        loop = self.model.decode(case.batch, place)
-        try:
-            with current_stream(place.stream):
-                us = layer_launch_us(self.model.decoder, loop.step)
-        finally:
-            loop.close()
+        with closing(self.model.decode(case.batch, place)) as loop, current_stream(place.stream):
+            us = layer_launch_us(self.model.decoder, loop.step)
         head = cell_head(LAUNCH, case.about, place, "smkern")
         yield head | {"group_sms": place.num_sms, "value": round(us, 2), "unit": "us"}
 
     def breakdown(self, case: DecodeCase, place: Place) -> Iterator[Cell]:
         """Every operator of the step in a graph of its own, each layer's weights in turn."""
         kernels = {kernel.name: kernel for kernel in self._kernels(case)}
-        loop = self.model.decode(case.batch, place)
         layers = self.model.config.num_layers
         errors: dict[str, str] = {}
-        try:
+        with closing(self.model.decode(case.batch, place)) as loop:
             calls = operator_calls(self.model, loop)
             cases = {}
             for name, call in calls.items():
@@ -160,8 +153,6 @@ class Measurer:
                 count = ONCE_CALLS if name in ONCE else layers
                 cases[name] = Case(call, place.stream, count)
             timings = time_interleaved(cases, rounds=5, while_busy=self.meter, errors=errors)
-        finally:
-            loop.close()
         for name in calls:
             yield self._kernel_cell(case, place, name, kernels, timings.get(name), errors)
 

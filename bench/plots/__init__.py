@@ -10,7 +10,6 @@ import click
 from smkern.bench.plots import models, operators, replay
 from smkern.bench.results import COMMITTED, Results, load_results, reading, results_folder
 from smkern.device import has_gpu
-from smkern.errors import SmkernError
 from smkern.panels import Picture, write
 
 PICTURES: dict[str, Callable[[Results], Iterable[Picture]]] = {
@@ -59,10 +58,7 @@ def _default_folder() -> Path:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of pictures.")
 def command(folder: Path, out: Path | None) -> None:
     """Draw throughput over SM budget: ours, the peers' and the ideal line."""
-    try:
-        pictures = list(draw_all(folder, out or folder))
-    except SmkernError as error:
-        raise click.ClickException(str(error)) from error
+    pictures = list(draw_all(folder, out or folder))
     for picture in pictures:
         click.echo(str(picture))
     if not pictures:

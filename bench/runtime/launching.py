@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 
 from smkern.bench.runtime.cases import MIXED_IDLE, OVERHEAD, Cell
@@ -25,14 +26,11 @@ ROUNDS, PROMPTS = 3, 3
 def mixed_idle(bench: SteadyBench, chunk: int) -> Iterator[Cell]:
     """The share of a mixed forward in which the device idles: 1 minus the time of its graph."""
     launch = bench.steps.mixed(chunk, (bench.plan.tokens - chunk) // 2).run
-    graph = Captured(launch, None, on_gpu=isinstance(bench.device, CudaDevice))
     found: dict[str, list[float]] = {"eager": [], "graph": []}
-    try:
+    with closing(Captured(launch, None, on_gpu=isinstance(bench.device, CudaDevice))) as graph:
         for _ in range(IDLE_ROUNDS):
             for name, run in (("eager", launch), ("graph", graph.replay)):
                 found[name] += back_to_back(bench, [run] * STEPS).periods_us[1:]
-    finally:
-        graph.close()
     us = {name: statistics.median(periods) for name, periods in found.items()}
     value = round(max(0.0, 1 - us["graph"] / us["eager"]), 5)
     yield bench.cell(MIXED_IDLE, value, "fraction") | {

@@ -52,8 +52,7 @@ def test_no_results_is_said(tmp_path):
 def test_a_corrupt_file_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "gemm.json").write_text("{")
     ran = CliRunner().invoke(command, ["--results", str(tmp_path)])
-    assert ran.exit_code == 1
-    assert "--out" in ran.output
+    assert "--out" in str(ran.exception)
 
 
 def test_the_better_partition_counts_and_the_ideal_is_the_floor():

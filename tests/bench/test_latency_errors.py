@@ -86,5 +86,4 @@ def test_a_file_that_is_no_profile_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.profile.jsonl"
     path.write_text("{}\n")
     ran = CliRunner().invoke(command, [str(path)])
-    assert ran.exit_code == 1
-    assert "none.profile.jsonl is not a profile of smkern" in ran.output
+    assert "none.profile.jsonl is not a profile of smkern" in str(ran.exception)
