@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 
 from smkern.device import Budget
 from smkern.ops.attention.plan import Plan, plan_sizes
+from smkern.ops.streams import Home
 from smkern.tuning.attention.shapes import AttentionShape
 
 LARGE = 1 << 26
@@ -37,7 +35,7 @@ class PlanMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._home = Home(device)
         self._buffer = torch.empty(0, dtype=torch.int32, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._outgrown: list[torch.Tensor] = []
@@ -72,17 +70,10 @@ class PlanMemory:
         if size <= held.numel():
             return held
         room = -(-size // SEGMENT) * SEGMENT if exactly and size >= SEGMENT else _room(size)
-        with self._home():
-            grown = torch.empty(room, dtype=held.dtype, device=self.device)
-        if self._stream is not None and not torch.cuda.is_current_stream_capturing():
-            # That stream may still be using what these bytes held before.
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        grown = self._home.make(lambda: torch.empty(room, dtype=held.dtype, device=self.device))
         if held.numel():
             self._outgrown.append(held)
         return grown
-
-    def _home(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 def _room(size: int) -> int:

@@ -1,4 +1,4 @@
-"""The current stream of a device and its budget, as every family's eager path asks for them."""
+"""A device's current stream and its budget, and the stream whose memory is no partition's."""
 
 from __future__ import annotations
 
@@ -34,3 +34,26 @@ def runtime_streams() -> Streams:
         budget_of_stream,
         torch._C._cuda_isCurrentStreamCapturing,
     )
+
+
+class Home:
+    """The stream that was current first: memory allocated on it is no partition's.
+
+    Args:
+        device: Where; a CPU has no streams.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def make(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Allocate there, for the current stream."""
+        if self._stream is None:
+            return allocate()
+        with torch.cuda.stream(self._stream):
+            made = allocate()
+        if not torch.cuda.is_current_stream_capturing():
+            # that stream may still be busy with what these bytes held before
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return made

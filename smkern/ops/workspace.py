@@ -22,6 +22,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.ops.checks import check_kind
+from smkern.ops.streams import Home
 from smkern.tuning.constraints import COUNTER_BYTES
 
 ALIGNMENT = 256
@@ -122,7 +123,7 @@ class Scratch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._home = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._home = Home(device)
         self._held: dict[Workspaces, _Shared] = {}
         self._outgrown: list[Tensor] = []
         self._lock = threading.Lock()
@@ -184,13 +185,11 @@ class Scratch:
         if outgrown is not None:
             if outgrown.captured:
                 self._outgrown.append(outgrown.tensor)
-            elif self._home is not None:  # the current stream is the last that used it
+            elif self.device.type == "cuda":  # the current stream is the last that used it
                 outgrown.tensor.record_stream(torch.cuda.current_stream(self.device))
             del outgrown
-        with nullcontext() if self._home is None else torch.cuda.stream(self._home):
-            tensor = torch.empty(_rounded(num_bytes), dtype=torch.uint8, device=self.device)
-        if self._home is not None:  # what had this memory before may still run there
-            torch.cuda.current_stream(self.device).wait_stream(self._home)
+        size = _rounded(num_bytes)
+        tensor = self._home.make(lambda: torch.empty(size, dtype=torch.uint8, device=self.device))
         held = self._held[owner] = _Shared(tensor, tensor.data_ptr())
         return held
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from smkern.models.step import Step
+from smkern.ops.streams import Home
 
 
 class Turns:
@@ -25,7 +23,7 @@ class Turns:
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self._table = cos, sin
-        self._home = torch.cuda.current_stream(cos.device) if cos.is_cuda else None
+        self._home = Home(cos.device)
         self._rows: dict[int, Tensor] = {}
         self._outgrown: list[Tensor] = []
 
@@ -51,16 +49,8 @@ class Turns:
             self._outgrown.append(held)
         room = 1 << max(tokens - 1, 0).bit_length()
         table = self._table[0]
-        with self._at_home():
-            rows = table.new_empty(2, room, table.shape[1])
-        if self._home is not None and not torch.cuda.is_current_stream_capturing():
-            # that stream may still be busy with what these bytes held before
-            torch.cuda.current_stream(rows.device).wait_stream(self._home)
-        self._rows[key] = rows
+        rows = self._rows[key] = self._home.make(lambda: table.new_empty(2, room, table.shape[1]))
         return rows
-
-    def _at_home(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._home is None else torch.cuda.stream(self._home)
 
 
 def positions_of(step: Step) -> Tensor:
