@@ -14,12 +14,6 @@ from smkern.rope import Rope
 if TYPE_CHECKING:
     import torch
 
-_MODEL_TYPES: Mapping[str, Architecture] = {
-    "llama": "llama",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3_moe",
-}
-
 MOST_LAYERS = 512
 """Layers whose names are compared with those that a checkpoint leaves unquantized."""
 
@@ -100,8 +94,9 @@ def _architecture(hf: Mapping[str, Any]) -> Architecture:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
     model_type = str(hf.get("model_type"))
-    if not named and model_type in _MODEL_TYPES:
-        return _MODEL_TYPES[model_type]
+    for architecture in () if named else ARCHITECTURES.values():
+        if model_type == architecture:
+            return architecture
     raise ConfigError(
         f"architectures={named} with model_type={hf.get('model_type')!r}: there is "
         f"{sorted(ARCHITECTURES)}; choose a model of one of these"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,14 @@ from smkern.errors import WeightsError
 from smkern.models.architecture import dtypes
 from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
-from smkern.models.layers import FP8, Layer
+from smkern.models.layers import FP8
 from smkern.models.names import fused_names, has_kv_scales, is_ignorable, name_of_scale
 from smkern.models.scales import check_scale, is_scale, put_scale
 from smkern.models.shard import WHOLE, Shard
 from smkern.ops.warming import Bar
+
+if TYPE_CHECKING:
+    from smkern.models.weights import Weights
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -27,41 +30,20 @@ SHOWN = 8
 """Names that an error lists; it counts the rest."""
 
 
-class Places(Protocol):
-    """Where tensors are copied to: a decoder's weights, or a part of them."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def layers(self) -> tuple[Layer, ...]: ...
-
-    def named(self) -> dict[str, Tensor]:
-        """Views by their Hugging Face names."""
-        ...
-
-
-P = TypeVar("P", bound=Places, covariant=True)
-
-
-class Empty(Protocol[P]):
-    """Makes uninitialised weights of a part of a model, at will with scales of an fp8 cache."""
-
-    def __call__(
-        self, config: ModelConfig, device: torch.device | str, shard: Shard, *, kv_scales: bool
-    ) -> P: ...
+Empty = Callable[..., "Weights"]
+"""`Weights.empty`."""
 
 
 def load(
     path: Path,
-    empty: Empty[P],
+    empty: Empty,
     *,
     config: ModelConfig | None,
     device: torch.device | str,
     dtype: torch.dtype | None,
     shard: Shard,
     progress: bool,
-) -> P:
+) -> Weights:
     """See `Weights.load`; the files are copied into what `empty` makes."""
     if config is None:
         config = ModelConfig.from_hf(path)
@@ -112,7 +94,7 @@ def find_files(path: Path) -> dict[str, str]:
 
 
 def filled(
-    empty: Empty[P],
+    empty: Empty,
     config: ModelConfig,
     device: torch.device | str,
     names: Collection[str],
@@ -122,7 +104,7 @@ def filled(
     convert: bool,
     shard: Shard = WHOLE,
     bar: Bar | None = None,
-) -> P:
+) -> Weights:
     """Weights made on a device of named tensors, which are compared before memory is taken.
 
     Args:
@@ -164,7 +146,7 @@ def _described(tensor: Tensor) -> Tensor:
 
 
 def fill(
-    weights: Places,
+    weights: Weights,
     names: Collection[str],
     read: Callable[[str], Tensor],
     source: str,
