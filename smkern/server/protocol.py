@@ -45,10 +45,11 @@ class Asked(BaseModel):
     """What both kinds of requests may say.
 
     `top_k`, `min_p`, `stop_token_ids`, `ignore_eos` and `return_token_ids` are none of OpenAI's;
-    they are called as in vLLM. `user` and `metadata` are taken and not used.
+    they are called as in vLLM. `user` and `metadata` are taken and not used, those in `NEUTRAL`
+    where they ask for nothing.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     max_tokens: int | None = None
@@ -68,19 +69,6 @@ class Asked(BaseModel):
     ignore_eos: bool = False
     return_token_ids: bool = False
 
-    best_of: Any = None
-    echo: Any = None
-    frequency_penalty: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
-    parallel_tool_calls: Any = None
-    presence_penalty: Any = None
-    response_format: Any = None
-    suffix: Any = None
-    tool_choice: Any = None
-    tools: Any = None
-    top_logprobs: Any = None
-
     default_max_tokens: ClassVar[int | None] = None
     """None: as many as the context has room for."""
 
@@ -95,9 +83,10 @@ class Asked(BaseModel):
             asked = cls.model_validate_json(body)
         except ValidationError as errors:
             raise _first_of(errors) from None
-        for name, values in NEUTRAL.items():
-            value = getattr(asked, name)
-            if value is not None and json.dumps(value) not in values:
+        for name, value in (asked.model_extra or {}).items():
+            if name not in NEUTRAL:
+                raise ApiError(_no_parameter(name), param=name)
+            if value is not None and json.dumps(value) not in NEUTRAL[name]:
                 raise ApiError(
                     f"{name}={shown(value)} is not served: leave it out", param=name,
                     code="unsupported_parameter",
@@ -248,12 +237,16 @@ def _is_prompt(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_id, value))
 
 
+def _no_parameter(name: str) -> str:
+    return f"there is no parameter {name!r}: leave it out"
+
+
 def _first_of(errors: ValidationError) -> ApiError:
     """What is wrong with a body, the first of it."""
     first = errors.errors(include_url=False, include_context=False, include_input=False)[0]
     param = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        message = f"there is no parameter {param!r}: leave it out"
+        message = _no_parameter(param)
     elif first["type"] == "json_invalid":
         message = f"the body is no JSON ({first['msg']})"
     elif param:
