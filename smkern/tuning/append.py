@@ -82,11 +82,6 @@ class AppendProblem:
         return kv + self.q_rows * self.head_dim * 4 + table
 
     @property
-    def flops(self) -> int:
-        """Zero: the operator is bound by memory."""
-        return 0
-
-    @property
     def half_lanes(self) -> int:
         """Lanes of a warp that share a row: each has eight elements of both halves."""
         half = 1 << (self.head_dim // 2 - 1).bit_length()

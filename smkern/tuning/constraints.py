@@ -71,6 +71,12 @@ def shared_limit(capability: Capability) -> int:
     return SHARED_BYTES.get(capability, SHARED_BYTES[alike])
 
 
+def ctas_fit(each: int, count: int, capability: Capability) -> bool:
+    """Whether CTAs of so many bytes fit an SM's shared memory: the system reserves 1 KB each."""
+    limit = shared_limit(capability)
+    return each <= limit and count * (each + 1024) <= limit + 1024
+
+
 def holds_operands(dtype: Dtype, capability: Capability) -> bool:
     """Whether matrix products read their operands from registers, not from shared memory."""
     return dtype == "fp32" or capability[0] not in (9, 10)
@@ -232,12 +238,11 @@ def has_stages(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
 def fits_shared(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """The stages of all resident CTAs fit the SM (the system reserves 1 KB per CTA)."""
+    """The stages of all resident CTAs fit the SM."""
     if config.kernel in LIBRARIES:
         return True
     each = shared_bytes(config, problem.dtype, problem.epilogue.residual)
-    limit = shared_limit(capability)
-    return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
+    return ctas_fit(each, config.ctas_per_sm, capability)
 
 
 def fits_registers(

@@ -33,18 +33,20 @@ class Family(ABC, Generic[P, C]):
 
     Attributes:
         name: Name of the table's file, without its suffix.
+        key: Key class of the cells.
         codec: Codec of the table's lines.
     """
 
     name: str
+    key: Any
 
     @property
     @abstractmethod
     def codec(self) -> Codec[Any, Any]: ...
 
-    @abstractmethod
     def key_of(self, problem: P, budget: Budget) -> Any:
         """The key of a problem's cell."""
+        return self.key.of(problem, budget)
 
     @abstractmethod
     def table_of(self, found: Cells[Any, Any]) -> Any:
@@ -123,9 +125,6 @@ class BucketFamily(Family[P, C]):
     @property
     def codec(self) -> FlatCodec[Any, C]:
         return FlatCodec(self.key, self.default)
-
-    def key_of(self, problem: P, budget: Budget) -> Any:
-        return self.key.of(problem, budget)
 
     def table_of(self, found: Cells[Any, Tuned[C]]) -> BucketTable[Any, C]:
         return BucketTable.of(found)

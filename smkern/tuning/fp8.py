@@ -144,9 +144,9 @@ def shared_bytes(config: GemmConfig, residual: bool) -> int:
 
 
 def fits_shared(config: GemmConfig, residual: bool, capability: tuple[int, int]) -> bool:
-    """The stages of all resident CTAs fit the SM (the system reserves 1 KB per CTA)."""
-    each, limit = shared_bytes(config, residual), constraints.shared_limit(capability)
-    return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
+    """The stages of all resident CTAs fit the SM."""
+    each = shared_bytes(config, residual)
+    return constraints.ctas_fit(each, config.ctas_per_sm, capability)
 
 
 @lru_cache(maxsize=64)

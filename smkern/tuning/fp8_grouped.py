@@ -55,16 +55,6 @@ class ScaledGroupedProblem:
         """Weight rows per output column."""
         return 1 + self.swiglu
 
-    @property
-    def flops(self) -> int:
-        return 2 * self.rows * self.n * self.k * self.halves
-
-    @property
-    def bytes_moved(self) -> float:
-        """Active experts' weights and all rows read once, the output written."""
-        active = self.num_experts * (1 - (1 - 1 / self.num_experts) ** self.rows)
-        return (active * self.n * self.halves + self.rows) * self.k + 2 * self.rows * self.n
-
 
 _STEP = fp8.STEP
 _GATED = (

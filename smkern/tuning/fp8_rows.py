@@ -42,12 +42,6 @@ class QuantProblem:
     def is_norm(self) -> bool:
         return self.op in ("rms_norm", "add_rms_norm")
 
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes that must be moved: 16-bit elements read and written, e4m3 written."""
-        passes = {"add_rms_norm": 3, "silu_and_mul": 2}.get(self.op, 1)
-        return (2 * passes + 1) * self.rows * self.width
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class QuantConfig:

@@ -101,10 +101,8 @@ class ScaledFamily(Family[ScaledProblem, GemmConfig]):
     """GEMMs of e4m3."""
 
     name = "gemm_fp8"
+    key = ScaledKey
     codec = FlatCodec(ScaledKey, DEFAULT_CONFIG)
-
-    def key_of(self, problem: ScaledProblem, budget: Budget) -> ScaledKey:
-        return ScaledKey.of(problem, budget)
 
     def table_of(self, found: Cells[ScaledKey, Tuned[GemmConfig]]) -> ScaledTable:
         return ScaledTable(found.cells)

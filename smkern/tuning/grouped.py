@@ -51,10 +51,6 @@ class GroupedProblem:
         return 2 if self.swiglu else 1
 
     @property
-    def flops(self) -> int:
-        return 2 * self.rows * self.n * self.k * self.halves
-
-    @property
     def active(self) -> float:
         """Expected number of experts with a row, for rows distributed at random."""
         return self.num_experts * (1 - (1 - 1 / self.num_experts) ** self.rows)

@@ -66,11 +66,6 @@ class RowsProblem:
         """Bytes that must be moved; a norm's weights are negligible."""
         return 2 * PASSES[self.op] * self.rows * self.width
 
-    @property
-    def flops(self) -> int:
-        """Zero: the operator is bound by memory."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowsConfig:

@@ -71,11 +71,6 @@ class SampleProblem:
         """The logits, once."""
         return self.rows * self.vocab * self.item
 
-    @property
-    def flops(self) -> int:
-        """Zero: the operator is bound by memory."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleConfig:

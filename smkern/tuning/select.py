@@ -75,27 +75,21 @@ def select_gemm(
     check_budget(budget)
     constants = constants or load_constants(profile.info.name, profile.info.capability)
     capability = profile.info.capability
+    source: Source = "model"
     if problem.batch_invariant:
         config = invariant_config(
-            problem.n,
-            problem.k,
-            problem.dtype,
-            problem.aligned,
-            capability,
-            kernels,
+            problem.n, problem.k, problem.dtype, problem.aligned, capability, kernels,
             problem.epilogue.swiglu,
-        )
+        )  # fmt: skip
     elif tables is not None and (
         found := tables.lookup(problem, budget, allow_cublaslt, capability)
     ):
-        predicted_us = cost_model.predict_us(problem, found, budget, profile, constants)
-        return Selection(found, "table", predicted_us)
+        config, source = found, "table"
     else:
         ranked = rank(problem, budget, profile, kernels=kernels, constants=constants, prune=True)
         return Selection(ranked[0].config(), "model", ranked[0].predicted_us)
-    return Selection(
-        config, "model", cost_model.predict_us(problem, config, budget, profile, constants)
-    )
+    predicted_us = cost_model.predict_us(problem, config, budget, profile, constants)
+    return Selection(config, source, predicted_us)
 
 
 def select_near(
@@ -274,10 +268,8 @@ class GemmFamily(Family[GemmProblem, GemmConfig]):
     """GEMMs, also with SwiGLU. A cell serves its exact budget and rows that make as many tiles."""
 
     name = "gemm"
+    key = CellKey
     codec = GemmCodec()
-
-    def key_of(self, problem: GemmProblem, budget: Budget) -> CellKey:
-        return CellKey.of(problem, budget)
 
     def broken(self, key: CellKey, cell: Cell, profile: Profile) -> str:
         problem, budget, capability = key.problem, key.budget, profile.info.capability

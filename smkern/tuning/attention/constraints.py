@@ -20,7 +20,7 @@ from smkern.tuning.attention.shapes import (
     AttentionShape,
     Budget,
 )
-from smkern.tuning.constraints import Capability, holds_operands, shared_limit
+from smkern.tuning.constraints import Capability, ctas_fit, holds_operands, shared_limit
 
 AttentionPath = Literal["decode", "prefill", "mixed"]
 
@@ -216,10 +216,9 @@ def triton_bytes(
 def _triton_fits(
     problem: AttentionProblem, config: AttentionConfig, prefill: bool, capability: Capability
 ) -> bool:
-    """All resident CTAs fit the SM (the system reserves 1 KB per CTA)."""
+    """All resident CTAs fit the SM."""
     each = triton_bytes(problem, config, prefill, capability)
-    limit = shared_limit(capability)
-    return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
+    return ctas_fit(each, config.ctas_per_sm, capability)
 
 
 def _teams_fit(problem: AttentionProblem, teams: int) -> bool:
