@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.tuning.config import Budget
 
@@ -94,6 +95,15 @@ def as_budgets(budgets: Iterable[Any] | None, num_sms: int) -> list[Budget]:
             for confined in ("mask", "grid"):
                 found.update({Budget(count, confined, c): None for c in (True, False)})
     return list(found)
+
+
+def check_shapes(shapes: Iterable[Any], max_m: int = 1, columns: str = "N") -> None:
+    """Raise ArgumentError for weights' sizes, or a largest M, that cannot be."""
+    for shape in shapes:
+        if len(shape) != 2 or min(shape) < 1:
+            raise ArgumentError(f"shapes has {shape}: give ({columns}, K), both at least 1")
+    if max_m < 1:
+        raise ArgumentError(f"max_m={max_m}: give at least 1")
 
 
 class Bar:

@@ -16,7 +16,7 @@ from smkern.ops.annotated import checked
 from smkern.ops.gemm.warmup import GemmCalls, epilogue_from
 from smkern.ops.gemm.warmup_tune import places_of
 from smkern.ops.gemm.warmup_tune import tune as tune_cells
-from smkern.ops.warming import Bar, Target, Warmable, Work, as_budgets
+from smkern.ops.warming import Bar, Target, Warmable, Work, as_budgets, check_shapes
 from smkern.tuning.config import Epilogue
 
 OPERATORS = ("gemm", "attention", "append")
@@ -145,11 +145,7 @@ def _check_request(ops: Sequence[str] | None, given: dict[str, Sequence[Any]], m
                 f"ops={list(ops)} and {len(calls)} calls of {op!r} are given: give calls of the "
                 "operators named, or leave ops at None"
             )
-    for shape in given["gemm"]:
-        if len(shape) != 2 or min(shape) < 1:
-            raise ArgumentError(f"shapes has {shape}: give (N, K), both at least 1")
-    if max_m < 1:
-        raise ArgumentError(f"max_m={max_m}: give at least 1")
+    check_shapes(given["gemm"], max_m)
 
 
 def run_all(

@@ -22,7 +22,7 @@ from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
 from smkern.ops.reference import rows as rows_reference
-from smkern.ops.rows.call import AddRmsNorm, RmsNorm, SiluAndMul, check_norm, check_silu
+from smkern.ops.rows.call import check_norm, check_silu
 from smkern.tuning.fp8_rows import Budget, Group, QuantOp, QuantProblem
 
 ScaledRmsNorm = call_class(
@@ -37,12 +37,7 @@ ScaledSiluAndMul = call_class("ScaledSiluAndMul", "Tensor x, Tensor(a!) out_scal
 
 def check_scaled(call: Any) -> None:
     """Raise ArgumentError for a call that cannot be served."""
-    if isinstance(call, ScaledRmsNorm):
-        check_norm(RmsNorm(call.x, call.weight, call.eps))
-    elif isinstance(call, ScaledAddRmsNorm):
-        check_norm(AddRmsNorm(call.x, call.residual, call.weight, call.eps))
-    else:
-        check_silu(SiluAndMul(call.x))
+    (check_silu if isinstance(call, ScaledSiluAndMul) else check_norm)(call)
     check_out_scale(call.out_scale, *shape_of(call))
 
 
@@ -97,14 +92,11 @@ def by_reference(call: Any) -> Tensor:
 
 def problem_of(call: Any, aligned: bool) -> QuantProblem | None:
     """What chooses the kernel of a checked call."""
-    op: QuantOp = "silu_and_mul"
-    weight, matrices = None, [call.out]
-    if isinstance(call, ScaledRmsNorm):
-        op, weight = "rms_norm", call.weight
-    elif isinstance(call, ScaledAddRmsNorm):
-        op, weight, matrices = "add_rms_norm", call.weight, [call.residual, call.out]
+    weight, residual = (getattr(call, name, None) for name in ("weight", "residual"))
+    norm: QuantOp = "rms_norm" if residual is None else "add_rms_norm"
+    op: QuantOp = "silu_and_mul" if weight is None else norm
     group, width = group_of(call.out_scale), shape_of(call)[1]
-    return rows_problem(op, group, call.x, width, matrices, aligned, weight)
+    return rows_problem(op, group, call.x, width, [residual, call.out], aligned, weight)
 
 
 def _bind(

@@ -34,7 +34,7 @@ from smkern.ops.operator_dispatch import Compile
 from smkern.ops.operator_eager import workspaces_of
 from smkern.ops.operator_warmup import joined, work_of_calls
 from smkern.ops.streams import runtime_streams
-from smkern.ops.warming import Target, Work, room
+from smkern.ops.warming import Target, Work, check_shapes, room
 from smkern.tuning import fp8
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
@@ -91,9 +91,9 @@ class Fp8Calls:
     def __post_init__(self) -> None:
         check_fields(self)
         checks.as_int("max_m", self.max_m, 1)
-        for shape in (*self.shapes, *self.swiglu, *self.quantized_swiglu):
-            if len(shape) != 2 or min(shape) < 1:
-                raise ArgumentError(f"shapes has {shape}: give (N, K), both at least 1")
+        shapes = (*self.shapes, *self.swiglu, *self.quantized_swiglu)
+        check_shapes(shapes)
+        for shape in shapes:
             if self.blocks and shape[1] % FP8_BLOCK:
                 raise ArgumentError(
                     f"shapes has {shape}: K is a multiple of {FP8_BLOCK} with block scales"

@@ -25,7 +25,7 @@ Embedding = call_class("Embedding", "Tensor ids, Tensor table")
 
 
 def check_norm(call: Any) -> None:
-    """Raise ArgumentError for a norm that cannot be served."""
+    """Raise ArgumentError for a norm that cannot be served, whatever it writes."""
     x, weight = call.x, call.weight
     checks.check_rows("x", x, 2, "[tokens, hidden]")
     if x.shape[1] > MAX_WIDTH:
@@ -33,7 +33,7 @@ def check_norm(call: Any) -> None:
             f"x has rows of {x.shape[1]} elements: a norm holds a row in registers, at most "
             f"{MAX_WIDTH}; use torch.nn.functional.rms_norm for wider ones"
         )
-    if isinstance(call, AddRmsNorm):
+    if hasattr(call, "residual"):
         checks.check_rows("residual", call.residual, 2, "[tokens, hidden]")
         checks.check_same("residual", call.residual, "x", x)
         if call.residual.shape != x.shape:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.annotated import check_fields
 from smkern.ops.gemm.warmup import GemmCalls, work_of
 from smkern.ops.operator_eager import eager_operator
 from smkern.ops.swiglu.operator import EPILOGUE, GEMM_SWIGLU
-from smkern.ops.warming import Target, Work
+from smkern.ops.warming import Target, Work, check_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,7 @@ class SwigluCalls:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for shape in self.shapes:
-            if len(shape) != 2 or min(shape) < 1:
-                raise ArgumentError(f"shapes has {shape}: give (I, K), both at least 1")
-        if self.max_m < 1:
-            raise ArgumentError(f"max_m={self.max_m}: give at least 1")
+        check_shapes(self.shapes, self.max_m, "I")
         for dtype in self.dtypes:
             checks.dtype_name(dtype)
 

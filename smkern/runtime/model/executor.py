@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool
@@ -316,12 +317,9 @@ class ModelExecutor(Executor):
         self._prefill.warm()
         self._inputs.reserve()
         self.synchronize()
-
-        def forward(slot: PrefillBuffers, tokens: int) -> None:
-            batch = min(self.max_prefill, tokens)
-            empty_forward(self._model, self._state, self._caches, slot, tokens, batch)
-
-        warm_prompts(self.device, self._slots, self.max_tokens, forward)
+        of_slot = partial(empty_forward, self._model, self._state, self._caches)
+        forwards = [partial(of_slot, slot, self.max_prefill) for slot in self._slots]
+        warm_prompts(self.device, self.max_tokens, forwards)
 
     def idle(self) -> None:
         """Nothing runs or waits: capture the graphs that were missed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.kv import Staging
 from smkern.kv.staging import RING
+from smkern.latency import Size
 from smkern.latency.work import padded_rows
 from smkern.models.activations import ActivationBuffers
 from smkern.models.config import ModelConfig
@@ -20,7 +22,7 @@ from smkern.partition import current_num_sms
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.model import sizes
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
@@ -102,16 +104,13 @@ class PromptBatch:
         prompts: PrefillBuffers,
         requests: Iterable[Request],
         step: Step,
-        update: RowUpdate,
-        staged: _Staged,
+        sends: Sequence[Callable[[], object]],
     ) -> None:
         self.prompts = prompts
         self.is_done = False
         self._requests = set(requests)
         self._step = step
-        self._update = update
-        self._staged = staged
-        self._is_sent = False
+        self._sends = sends
         self._num_sms: int | None = None
 
     def forget(self, request: Request) -> None:
@@ -121,10 +120,9 @@ class PromptBatch:
 
     def step(self) -> Step:
         """The step, planned for the current stream; tokens and rows are sent the first time."""
-        if not self._is_sent:
-            self._update.send()
-            self._staged.send()
-            self._is_sent = True
+        for send in self._sends:
+            send()
+        self._sends = ()
         num_sms = 0
         if self._step.kv_lens.device.type == "cuda":
             num_sms = current_num_sms(self._step.kv_lens.device.index)
@@ -132,20 +130,6 @@ class PromptBatch:
             self._step = self._step.planned_in(self.prompts.plans)
             self._num_sms = num_sms
         return self._step
-
-
-class _Staged:
-    """The numbers of a batch, to be sent once."""
-
-    def __init__(self, staging: Staging, prompts: PrefillBuffers, tokens: list[int], cu: list[int]):
-        self._staging = staging
-        self._writes = [
-            (prompts.token_ids[: len(tokens)], tokens),
-            (prompts.cu_q_lens[: len(cu)], cu),
-        ]
-
-    def send(self) -> None:
-        self._staging.send(self._writes)
 
 
 def reserve(staging: Staging, room: torch.Tensor) -> None:
@@ -211,6 +195,7 @@ class PrefillRunner:
             ]
         )
         tokens = [id_ for chunk in chunks for id_ in chunk.ids]
+        cu_q_lens = prompts.cu_q_lens[: len(chunks) + 1]
         inputs = self._state.inputs(rows.start, len(rows))
         step = Step.make(
             prompts.activations,
@@ -218,13 +203,16 @@ class PrefillRunner:
             kv_lens=inputs.kv_lens,
             page_table=inputs.page_table,
             caches=self._caches,
-            cu_q_lens=prompts.cu_q_lens[: len(chunks) + 1],
+            cu_q_lens=cu_q_lens,
             num_sms=prompts.num_sms,
             **sizes.bounds(counts, lengths, self._max_context),
         )
-        staged = _Staged(self._staging, prompts, tokens, [0, *accumulate(counts)])
-        requests = [chunk.request for chunk in chunks]
-        batch = PromptBatch(prompts, requests, step, self._table.take(), staged)
+        writes = [
+            (prompts.token_ids[: len(tokens)], tokens),
+            (cu_q_lens, [0, *accumulate(counts)]),
+        ]
+        sends = (self._table.take().send, partial(self._staging.send, writes))
+        batch = PromptBatch(prompts, [chunk.request for chunk in chunks], step, sends)
         prompts.batch = batch
         return PrefillRun(tuple(chunks), slot, batch)
 
@@ -267,7 +255,7 @@ class PrefillRunner:
         return Work(
             "prefill",
             launch,
-            sizes.prefill_size(config, run, count, read is not None),
+            Size(run.cost, count, config.num_layers, read is not None),
             count * self._layer_launches + (first == 0) * 5 + is_last * 8,
             {"first": first, "requests": [chunk.request.index for chunk in run.chunks]},
         )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
-from smkern.latency import Size
 from smkern.latency.work import padded_rows
 from smkern.models.config import ModelConfig
-from smkern.runtime.executor import PrefillRun
 from smkern.tuning.attention.shapes import DECODE_MAX_Q
 
 LENGTHS = 1024
@@ -110,8 +108,3 @@ def layer_launches(config: ModelConfig, *, summed: bool = False) -> int:
 def is_summed(model: object) -> bool:
     """Whether a model is a rank's part, whose forwards sum over the ranks."""
     return getattr(model, "tp", None) is not None
-
-
-def prefill_size(config: ModelConfig, run: PrefillRun, layers: int, head: bool) -> Size:
-    """Some layers of a batch of prompts."""
-    return Size(run.cost, layers, config.num_layers, head)

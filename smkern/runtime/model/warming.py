@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product
 
 import torch
 
@@ -29,8 +30,8 @@ def empty_forward(
     state: RowState,
     caches: Caches,
     prompts: PrefillBuffers,
+    max_prefill: int,
     tokens: int,
-    batch: int,
 ) -> None:
     """A layer and the head for tokens that belong to requests without keys; writes no page.
 
@@ -39,10 +40,10 @@ def empty_forward(
         state: The rows; those of the slot are finished, and no request has them.
         caches: A (k_cache, v_cache) a layer.
         prompts: A slot's memory.
+        max_prefill: Requests, at most.
         tokens: New tokens.
-        batch: Requests, at least 1.
     """
-    device = state.device
+    device, batch = state.device, min(max_prefill, tokens)
     rows = state.inputs(prompts.first_row, batch)
     cu_q_lens = torch.full((batch + 1,), tokens, dtype=torch.int32, device=device)
     cu_q_lens[0] = 0
@@ -63,29 +64,25 @@ def empty_forward(
     rows.draw(model.head(step), step.kv_lens, num_sms=step.num_sms)
 
 
-def warm_prompts(
-    device: Device,
-    slots: Iterable[PrefillBuffers],
-    max_tokens: int,
-    forward: Callable[[PrefillBuffers, int], object],
-) -> None:
+Forward = Callable[[int], object]
+"""Runs an empty forward of so many tokens."""
+
+
+def warm_prompts(device: Device, max_tokens: int, forwards: Iterable[Forward]) -> None:
     """Run forwards of every size wherever prompts run; waits for each.
 
     Args:
         device: Where.
-        slots: The memory of each prefill slot.
         max_tokens: New tokens of the largest forward.
-        forward: Runs an empty one in a slot, of so many tokens.
+        forwards: One of each prefill slot.
     """
     whole = Place.whole(device.num_sms)
     lanes: list[tuple[Lane, Place]] = [("prefill", whole), ("decode", whole)]
     lanes += [("prefill", Place.of("prefill", rung, device.num_sms)) for rung in device.rungs]
-    for lane, place in lanes:
-        for slot in slots:
-            for tokens in warm_sizes(max_tokens):
+    for (lane, place), forward, tokens in product(lanes, forwards, warm_sizes(max_tokens)):
 
-                def run(_: Place, slot: PrefillBuffers = slot, tokens: int = tokens) -> None:
-                    forward(slot, tokens)
+        def run(_: Place, forward: Forward = forward, tokens: int = tokens) -> None:
+            forward(tokens)
 
-                device.launch(lane, place, Work("warm", run))
-                device.synchronize()
+        device.launch(lane, place, Work("warm", run))
+        device.synchronize()
