@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.bench.rows import Cell
 from smkern.measure.partitions import Place
-from smkern.measure.timing import Timing
+from smkern.measure.timing import Timing, first_line
 
 if TYPE_CHECKING:
     from smkern.device import Budget
@@ -61,6 +61,11 @@ def cell_head(op: str, about: Mapping[str, Any], place: Place, provider: str) ->
     }
 
 
+def our_head(op: str, about: Mapping[str, Any], place: Place) -> Cell:
+    """The head of a cell of smkern's, in a partition of the group's size."""
+    return cell_head(op, about, place, "smkern") | {"group_sms": place.num_sms}
+
+
 def measured_cell(problem: Work, timing: Timing, ceiling: Ceiling) -> Cell:
     """us, tflops, tbps, fraction_of_ceiling, fraction_of_bandwidth, noise."""
     us = timing.us_median
@@ -75,6 +80,7 @@ def measured_cell(problem: Work, timing: Timing, ceiling: Ceiling) -> Cell:
     }
 
 
-def failed_cell(message: str) -> Cell:
+def failed_cell(why: str | Exception) -> Cell:
     """A cell that could not be measured: no figures, and why."""
-    return {"us": None, "tflops": None, "tbps": None, "fraction_of_ceiling": None, "error": message}
+    error = why if isinstance(why, str) else first_line(why)
+    return {"us": None, "tflops": None, "tbps": None, "fraction_of_ceiling": None, "error": error}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smkern.bench.cells import cell_head
+from smkern.bench.cells import our_head
 from smkern.bench.contention import Load, time_beside
 from smkern.bench.dense import Dense
 from smkern.bench.reader import SHAPES, Reader
@@ -42,8 +42,7 @@ def beside_cell(case: AttentionCase, call: Call, place: Place, other: Place) -> 
     us = found.probes["attention"].us_median
     tbps = case.bytes_moved / us / 1e6
     reads = reader.tbps(found.probes["read"].us_median)
-    return cell_head(OP, case.about | {"beside": "dense"}, place, "smkern") | {
-        "group_sms": place.num_sms,
+    return our_head(OP, case.about | {"beside": "dense"}, place) | {
         "us": round(us, 3),
         "tbps": round(tbps, 4),
         "beside_floor_us": round(case.bytes_moved / reads / 1e6, 3),

@@ -14,12 +14,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from smkern.bench.attention.beside import MOST_SMS, OP, beside_cell
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.cases import Group
-from smkern.bench.cells import cell_head, failed_cell
+from smkern.bench.cells import failed_cell, our_head
 from smkern.bench.frame import Bench, Peer, Provider, wrong_result
 from smkern.bench.peers import once
 from smkern.measure.attention import AttentionCase, AttentionOperands
 from smkern.measure.partitions import Partitions, Place
-from smkern.measure.timing import Call, Case, first_line, time_interleaved, try_eagerly
+from smkern.measure.timing import Call, Case, run_eagerly, time_interleaved
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
 
 PLAN_OP = "plan_attention"
@@ -175,21 +175,16 @@ class AttentionBench(Bench[AttentionCase]):
             call = our_call(self.ops, plan_of(self.ops, place), None)
             return beside_cell(case, call, place, other)
         except Exception as error:  # noqa: BLE001  a cell that cannot be measured says why
-            head = cell_head(OP, case.about | {"beside": "dense"}, place, "smkern")
-            return head | {"group_sms": place.num_sms} | failed_cell(first_line(error))
+            return our_head(OP, case.about | {"beside": "dense"}, place) | failed_cell(error)
 
     def _plan_cell(self, group: Group[AttentionCase], place: Place) -> dict[str, Any]:
-        cell = cell_head(PLAN_OP, group.case.about, place, "smkern")
-        cell["group_sms"] = group.num_sms
+        cell = our_head(PLAN_OP, group.case.about, place)
         try:
             plan = plan_of(self.ops, place)
             refill = partial(plan_of, self.ops, place, plan)
             case = Case(lambda i: refill(), place.stream, PLAN_CALLS)
-            message = try_eagerly(case.call, place.stream)
-            if message is None:
-                timing = time_interleaved({"plan": case}, rounds=7)["plan"]
+            run_eagerly(case.call, place.stream)
+            timing = time_interleaved({"plan": case}, rounds=7)["plan"]
         except Exception as error:  # noqa: BLE001  a cell that cannot be measured says why
-            message = first_line(error)
-        if message is not None:
-            return cell | failed_cell(message)
+            return cell | failed_cell(error)
         return cell | {"us": round(timing.us_median, 3), "noise": round(timing.noise, 4)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from smkern.bench.cells import ceiling_of, cell_head, failed_cell
+from smkern.bench.cells import ceiling_of, failed_cell, our_head
 from smkern.bench.contention import Load, time_together
 from smkern.bench.model.cases import DecodeCase, PrefillCase, limit_of
 from smkern.bench.model.floor import beside_floor_us, floor_us, kernel_floor_us
@@ -25,7 +25,6 @@ from smkern.measure.timing import (
     Case,
     Timing,
     current_stream,
-    first_line,
     run_eagerly,
     time_interleaved,
     try_eagerly,
@@ -81,9 +80,7 @@ class Measurer:
         try:
             yield from self._beside(case, loop, alone_us, other)
         except Exception as error:  # noqa: BLE001  a cell that cannot be measured says why
-            head = cell_head(DECODE, case.about, loop.place, "smkern")
-            message = first_line(error)
-            yield head | failed_cell(message) | {"group_sms": loop.place.num_sms}
+            yield our_head(DECODE, case.about, loop.place) | failed_cell(error)
 
     def _beside(
         self, case: DecodeCase, loop: DecodeLoop, alone_us: float, other: Place
@@ -135,8 +132,8 @@ class Measurer:
         """Host time of launching one layer of a step."""
         with closing(self.model.decode(case.batch, place)) as loop, current_stream(place.stream):
             us = layer_launch_us(self.model.decoder, loop.step)
-        head = cell_head(LAUNCH, case.about, place, "smkern")
-        yield head | {"group_sms": place.num_sms, "value": round(us, 2), "unit": "us"}
+        head = our_head(LAUNCH, case.about, place)
+        yield head | {"value": round(us, 2), "unit": "us"}
 
     def breakdown(self, case: DecodeCase, place: Place) -> Iterator[Cell]:
         """Every operator of the step in a graph of its own, each layer's weights in turn."""
@@ -165,8 +162,7 @@ class Measurer:
         timing: Timing | None,
         errors: Mapping[str, str],
     ) -> Cell:
-        cell = cell_head(KERNEL, {**case.about, "kernel": name}, place, "smkern")
-        cell["group_sms"] = place.num_sms
+        cell = our_head(KERNEL, {**case.about, "kernel": name}, place)
         if timing is None:
             return cell | failed_cell(errors.get(name, "not measured"))
         kernel = kernels.get(name, Kernel(name, 0, 0))
@@ -197,7 +193,6 @@ class Measurer:
         us, floor, kernels = timing.us_median, self._floor_us(case, place), self._kernels(case)
         clock, watts = self.meter.last
         return {
-            "group_sms": place.num_sms,
             "us": round(us, 2),
             "floor_us": round(floor, 2),
             "fraction_of_ceiling": round(floor / us, 4),
@@ -211,16 +206,11 @@ class Measurer:
         }
 
     def _decode_cell(self, case: DecodeCase, place: Place, timing: Timing) -> Cell:
-        head = cell_head(DECODE, case.about, place, "smkern")
-        return (
-            head
-            | self._figures(case, place, timing)
-            | {"limit": limit_of(place.num_sms, case.batch)}
-        )
+        cell = our_head(DECODE, case.about, place) | self._figures(case, place, timing)
+        return cell | {"limit": limit_of(place.num_sms, case.batch)}
 
     def _prefill_cell(self, case: PrefillCase, place: Place, timing: Timing) -> Cell:
-        head = cell_head(PREFILL, case.about, place, "smkern")
-        cell = head | self._figures(case, place, timing)
+        cell = our_head(PREFILL, case.about, place) | self._figures(case, place, timing)
         return cell | {"tflops_per_sm": round(cell["tflops"] / place.num_sms, 4)}
 
 

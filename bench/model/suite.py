@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.cells import cell_head, failed_cell
+from smkern.bench.cells import failed_cell, our_head
 from smkern.bench.model.cases import (
     PLANS,
     QUICK_PLANS,
@@ -40,7 +40,6 @@ from smkern.measure.compiling import dispatcher_of, precompile
 from smkern.measure.forwards import compile_forwards, problems_of
 from smkern.measure.options import IntList
 from smkern.measure.partitions import Partitions, Place, trim_memory
-from smkern.measure.timing import first_line
 from smkern.models import ModelConfig
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
@@ -67,9 +66,7 @@ class Task:
 
     def failure(self, error: Exception) -> Cell:
         """The cell of a task that raised."""
-        head = cell_head(self.op, self.case.about, self.place, "smkern")
-        message = first_line(error)
-        return head | failed_cell(message) | {"group_sms": self.place.num_sms}
+        return our_head(self.op, self.case.about, self.place) | failed_cell(error)
 
 
 @dataclass(frozen=True, slots=True)
