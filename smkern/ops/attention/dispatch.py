@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.attention.args import AttentionArguments, Bind
@@ -15,48 +15,9 @@ from smkern.ops.operator_dispatch import absent_kernels
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 if TYPE_CHECKING:
+    from smkern.kernels.attention.cuda import PlanLaunch
+    from smkern.kernels.attention.launch import AttentionKernels
     from smkern.profile import Profile
-
-PlanLaunch = Callable[[int, int, int, int, int], None]
-"""launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
-
-
-class Kernels(Protocol):
-    """Compiles, loads and prepares attention launches on one device."""
-
-    def is_plan_loaded(self, shape: AttentionShape) -> bool: ...
-
-    def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch: ...
-
-    def variants(
-        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
-    ) -> tuple[Any, ...]: ...
-
-    def is_loaded(
-        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
-    ) -> bool: ...
-
-    def prepare(
-        self,
-        problem: AttentionProblem,
-        config: AttentionConfig,
-        budget: Budget,
-        aligned: bool = True,
-    ) -> Bind: ...
-
-
-class Select(Protocol):
-    """`smkern.tuning.attention.select.select_attention`; a Selection has `config` and `source`."""
-
-    def __call__(
-        self,
-        problem: AttentionProblem,
-        budget: Budget,
-        profile: Profile,
-        table: Any = None,
-        backend: Any = None,
-    ) -> Any: ...
-
 
 Violations = Callable[[AttentionArguments, AttentionProblem], tuple[str, ...]]
 """Why the CUDA kernels cannot take a call's addresses and strides."""
@@ -68,7 +29,7 @@ class AttentionDispatcher:
     Args:
         profile: The device's facts and ceilings.
         kernels: Makes the kernels of this device on first need.
-        select: Chooses a configuration.
+        select: `select_attention`, which chooses a configuration.
         violations: What a call's addresses and strides keep from the CUDA kernels.
         table: Tuned cells, or None.
     """
@@ -76,14 +37,14 @@ class AttentionDispatcher:
     def __init__(
         self,
         profile: Profile,
-        kernels: Callable[[], Kernels],
-        select: Select,
+        kernels: Callable[[], AttentionKernels],
+        select: Callable[..., Any],
         violations: Violations,
         table: Any = None,
     ) -> None:
         self.profile = profile
         self.table = table
-        self._kernels = cache(kernels)
+        self.kernels = cache(kernels)
         self._select = select
         self._violations = violations
         self._selections: dict[tuple[Any, ...], Any] = {}
@@ -152,7 +113,7 @@ class AttentionDispatcher:
         key = (problem, config, budget, aligned)
         found = self._launches.get(key)
         if found is None:
-            if capturing and not self.is_loaded(problem, config, aligned):
+            if capturing and not self.kernels().is_loaded(problem, config, aligned):
                 s = problem.shape
                 raise WarmupError(
                     f"attention of {s.num_q_heads} query and {s.num_kv_heads} KV heads, head_dim "
@@ -163,7 +124,7 @@ class AttentionDispatcher:
                     "budgets=[...]), or this attention once, before"
                 )
             with self._lock:
-                found = self._kernels().prepare(problem, config, budget, aligned)
+                found = self.kernels().prepare(problem, config, budget, aligned)
                 keep(self._launches, key, found)
         return found
 
@@ -175,32 +136,16 @@ class AttentionDispatcher:
         """
         found = self._plans.get((shape, budget))
         if found is None:
-            if capturing and not self.is_plan_loaded(shape):
+            if capturing and not self.kernels().is_plan_loaded(shape):
                 raise WarmupError(
                     f"the plan of {shape} needs a kernel that is not loaded, and a graph capture "
                     "cannot load one: call smkern.warmup(attention=[...], budgets=[...]), or "
                     "plan_attention once, before"
                 )
             with self._lock:
-                found = self._kernels().plan(shape, budget)
+                found = self.kernels().plan(shape, budget)
                 keep(self._plans, (shape, budget), found)
         return found
-
-    def variants(
-        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
-    ) -> tuple[Any, ...]:
-        """The compiled kernels that a launch is made of."""
-        return self._kernels().variants(problem, config, aligned)
-
-    def is_loaded(
-        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
-    ) -> bool:
-        """Whether preparing `config` for `problem` would compile and load nothing."""
-        return self._kernels().is_loaded(problem, config, aligned)
-
-    def is_plan_loaded(self, shape: AttentionShape) -> bool:
-        """Whether preparing a plan would compile and load nothing."""
-        return self._kernels().is_plan_loaded(shape)
 
 
 def of_step(problem: AttentionProblem) -> AttentionProblem:
@@ -241,7 +186,7 @@ def offline_dispatcher(profile: Profile) -> AttentionDispatcher:
     return _dispatcher(profile, absent_kernels)
 
 
-def _dispatcher(profile: Profile, kernels: Callable[[], Kernels]) -> AttentionDispatcher:
+def _dispatcher(profile: Profile, kernels: Callable[[], AttentionKernels]) -> AttentionDispatcher:
     from smkern.kernels.attention.cuda import violations
     from smkern.tuning.attention.select import ATTENTION_FAMILY, select_attention
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,14 @@ from smkern.kernels.attention.items import plan_items
 from smkern.ops import checks
 from smkern.ops.aliasing import layout, pointer
 from smkern.ops.attention import check
-from smkern.ops.attention.dispatch import AttentionDispatcher, PlanLaunch, attention_dispatcher
+from smkern.ops.attention.dispatch import AttentionDispatcher, attention_dispatcher
 from smkern.ops.attention.plan import Plan, PlanNumbers, check_refill, empty_plan, shape_of_plan
 from smkern.ops.bounded_cache import keep
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.tuning.attention.shapes import AttentionShape, Budget
+
+if TYPE_CHECKING:
+    from smkern.kernels.attention.cuda import PlanLaunch
 
 
 class EagerPlans:

@@ -145,21 +145,21 @@ def choices(
 
 def work_of(eager: EagerPlans, calls: AttentionCalls, target: Target) -> Work:
     """Sort choices by the kernels that they are made of; launch one of each."""
-    dispatcher = eager.dispatcher
+    dispatcher, kernels = eager.dispatcher, eager.dispatcher.kernels()
     launched: dict[Any, Choice] = {}
     count = 0
     for choice in choices(dispatcher, calls, target):
         count += 1
-        launched.setdefault(dispatcher.variants(*choice), choice)
+        launched.setdefault(kernels.variants(*choice), choice)
     wanted: list[Any] = list(
         dict.fromkeys(
             variant
             for variants, choice in launched.items()
-            if not dispatcher.is_loaded(*choice)
+            if not kernels.is_loaded(*choice)
             for variant in variants
         )
     )
-    if not dispatcher.is_plan_loaded(calls.problems()[0].shape):
+    if not kernels.is_plan_loaded(calls.problems()[0].shape):
         wanted.insert(0, None)
     return Work(
         choices=count,

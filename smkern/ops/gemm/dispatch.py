@@ -12,7 +12,7 @@ from smkern.errors import ArgumentError, DeviceError, WarmupError
 from smkern.ops.bounded_cache import keep, model_rows
 from smkern.ops.gemm.explanation import Explanation
 from smkern.ops.gemm.extras import Extras
-from smkern.ops.gemm.plans import Kernels, Library, Plan, Silu
+from smkern.ops.gemm.plans import Plan
 from smkern.ops.operator_dispatch import absent_kernels
 from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
@@ -20,6 +20,9 @@ from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
 from smkern.tuning.select import Selection, rank, select_gemm, select_near
 
 if TYPE_CHECKING:
+    from smkern.kernels.cublaslt import CublasLt
+    from smkern.kernels.gemm_launch import GemmKernels
+    from smkern.ops.swiglu.unfused import RowsSilu
     from smkern.profile import Profile
     from smkern.tuning.table import Table
 
@@ -56,10 +59,10 @@ class Dispatcher:
         self,
         profile: Profile,
         tables: Table | None,
-        kernels: Callable[[], Kernels],
-        library: Callable[[], Library],
+        kernels: Callable[[], GemmKernels],
+        library: Callable[[], CublasLt],
         constants: CostConstants = DEFAULTS,
-        silu: Callable[[], Silu] | None = None,
+        silu: Callable[[], RowsSilu] | None = None,
     ) -> None:
         self.profile = profile
         self.constants = constants
@@ -186,12 +189,10 @@ class Dispatcher:
         """Compile and load what `config` needs and plan its launch, uncached."""
         with self._lock:
             if config.kernel == "cublaslt":
-                plan = self._library().plan(problem, budget)
-            elif config.kernel == "unfused":
-                plan = self._unfused(problem, budget)
-            else:
-                plan = self._kernels().prepare(problem, config, budget)
-        return plan
+                return self._library().plan(problem, budget)
+            if config.kernel == "unfused":
+                return self._unfused(problem, budget)
+            return self._kernels().prepare(problem, config, budget)
 
     def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool:
         """Whether preparing `config` for `problem` would compile and load nothing."""

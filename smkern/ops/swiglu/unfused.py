@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from smkern.ops.gemm.plans import Plan, Silu
+from smkern.ops.gemm.plans import Plan
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.tuning import constraints
 from smkern.tuning.config import Budget, GemmProblem
@@ -54,7 +54,7 @@ class UnfusedPlan:
 
     __slots__ = ("_budget", "_gate_up_at", "_gemm", "_problem", "_silu", "workspace_bytes")
 
-    def __init__(self, problem: GemmProblem, budget: Budget, gemm: Plan, silu: Silu) -> None:
+    def __init__(self, problem: GemmProblem, budget: Budget, gemm: Plan, silu: RowsSilu) -> None:
         self._problem, self._budget, self._gemm, self._silu = problem, budget, gemm, silu
         self._gate_up_at = constraints.gate_up_at(gemm.workspace_bytes)
         self.workspace_bytes = self._gate_up_at + constraints.gate_up_bytes(problem)

@@ -20,12 +20,13 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model import sizes
 from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow
 from smkern.runtime.model.mixed import LayerDone, MixedRunner
 from smkern.runtime.model.mixed_graph import MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers, PrefillRunner, prompt_activations
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.row_updates import RowUpdate
 from smkern.runtime.model.warming import empty_forward, warm_prompts
 from smkern.runtime.options import check_parts
 from smkern.runtime.place import Place

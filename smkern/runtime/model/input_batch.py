@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smkern.errors import ArgumentError
 from smkern.kernels.slots_launch import FINISHED, SET_FINISHED
-from smkern.runtime.model.row_state import RowState
+from smkern.kv import PagePool
+from smkern.runtime.model.row_state import RowState as RowState
 from smkern.runtime.model.row_updates import CudaSender, HostSender, RowChange, RowUpdate, Sender
 from smkern.runtime.request import Request
-
-__all__ = ["PrefillRow", "Pages", "RowState", "RowUpdate", "InputBatch"]
-
-
-class Pages(Protocol):
-    """The pages of each request, as far as rows need them: a `KvPool` is one."""
-
-    @property
-    def page_size(self) -> int:
-        """Tokens of a page."""
-        ...
-
-    def pages(self, request: Hashable, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
-        """The page ids of a request, in the order of its tokens."""
-        ...
 
 
 class PrefillRow(NamedTuple):
@@ -85,7 +71,7 @@ class InputBatch:
     def __init__(
         self,
         state: RowState,
-        pool: Pages,
+        pool: PagePool,
         *,
         max_ctas: int = 32,
         sender: Sender | None = None,

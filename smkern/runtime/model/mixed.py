@@ -12,12 +12,12 @@ from smkern.runtime.executor import PrefillChunk, size_chunks
 from smkern.runtime.interleaver import MAX_QUEUED_LAUNCHES
 from smkern.runtime.model import sizes
 from smkern.runtime.model.graphs import GraphCache
-from smkern.runtime.model.input_batch import RowUpdate
 from smkern.runtime.model.marks import Marks
 from smkern.runtime.model.mixed_graph import MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers
 from smkern.runtime.model.reads import Read, Source
 from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.row_updates import RowUpdate
 from smkern.runtime.place import Place
 from smkern.runtime.request import Request
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from smkern.latency import Size
 from smkern.runtime.place import Lane, Place
+
+if TYPE_CHECKING:
+    from smkern.runtime.sim.device import SimDevice
 
 Fault = Literal["raise", "hang", "error", "lost"]
 """What a launch may do wrong: its `run` raises ("raise"); it never ends ("hang"); asking whether it
 is over raises, once, and what it drew is gone ("error"), or raises for ever, whatever is
 asked ("lost"), as after an illegal address on a GPU."""
 FAULTS: tuple[Fault, ...] = ("raise", "hang", "error", "lost")
-
-
-class Owner(Protocol):
-    """The device of an event: what it knows of it."""
-
-    lost_by: int | None
-
-    def is_over(self, event: SimEvent) -> bool: ...
 
 
 class SimEvent:
@@ -36,7 +31,7 @@ class SimEvent:
 
     __slots__ = ("_device", "began_us", "ended_us", "fault", "is_gone", "lane", "number")
 
-    def __init__(self, device: Owner, number: int, lane: Lane, fault: Fault | None) -> None:
+    def __init__(self, device: SimDevice, number: int, lane: Lane, fault: Fault | None) -> None:
         self._device = device
         self.fault = fault
         self.number = number
