@@ -10,7 +10,7 @@ from smkern.errors import ArgumentError, ConfigError
 from smkern.models.activations import MoeBuffers, StepBuffers
 from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
-from smkern.models.layered import forward
+from smkern.models.layered import checked_positions, forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
 from smkern.models.parts import agree_on_model, embed_part, lane_of, own_columns, sum_up
 from smkern.models.products import Operand, attended, attended_scale, normed, quantized
@@ -107,13 +107,7 @@ class Decoder:
             )
         if batch_invariant:
             refuse_experts(config)
-        positions = config.max_position if max_position is None else max_position
-        if not 1 <= positions <= config.max_position:
-            raise ArgumentError(
-                f"max_position={positions}: the model's context has {config.max_position}; give 1 "
-                "to that"
-            )
-        self.max_position = positions
+        self.max_position = checked_positions(config, max_position)
         return config
 
     def embed(self, step: Step) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from smkern.errors import ArgumentError
 from smkern.models.config import ModelConfig
 from smkern.models.step import Step
 
@@ -40,6 +41,21 @@ class LayeredModel(Protocol):
     def head(self, step: Step) -> Tensor:
         """Logits [batch, vocab_size] of each request's last token, in `step.buffers.logits`."""
         ...
+
+
+def checked_positions(config: ModelConfig, max_position: int | None) -> int:
+    """The positions that a model is made for; None: its whole context.
+
+    Raises:
+        ArgumentError: more than its context has, or none.
+    """
+    positions = config.max_position if max_position is None else max_position
+    if not 1 <= positions <= config.max_position:
+        raise ArgumentError(
+            f"max_position={positions}: the model's context has {config.max_position}; give 1 to "
+            "that"
+        )
+    return positions
 
 
 def forward(

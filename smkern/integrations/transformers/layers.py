@@ -13,6 +13,7 @@ from smkern.integrations.transformers.attention import Attention
 from smkern.integrations.transformers.registry import register_attention
 from smkern.integrations.transformers.turns import Turns
 from smkern.models.config import ModelConfig
+from smkern.models.layered import checked_positions
 from smkern.models.step import Step
 
 PAGED = "smkern_paged"
@@ -81,12 +82,7 @@ class Layers:
             found = ModelConfig.from_hf(model.config)
             # Linear layers are the model's own modules, quantized or not.
             config = found.replace(dtype=model.dtype, quantization=None)
-        positions = config.max_position if max_position is None else max_position
-        if not 1 <= positions <= config.max_position:
-            raise ArgumentError(
-                f"max_position={positions}: the model's context has {config.max_position}; give 1 "
-                "to that"
-            )
+        positions = checked_positions(config, max_position)
         self.model = model
         self._parts = _parts_of(model, config)
         self._unembed: nn.Module = model.get_output_embeddings()

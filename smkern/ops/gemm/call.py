@@ -11,7 +11,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.ops.aliasing import VECTOR_BYTES
 from smkern.ops.checks import dtype_name
-from smkern.ops.gemm.checks import check_bias, check_choices, check_dtypes, check_matrix
+from smkern.ops.gemm.checks import check_dtypes, check_product
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.ops.operator import Bound, Shapes, call_class
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
@@ -30,18 +30,8 @@ Gemm = call_class(
 
 def check_gemm(call: Any) -> None:
     """Raise ArgumentError for a GEMM that cannot be served."""
-    a, w = call.a, call.w
-    check_choices(call.activation, call.backend)
-    check_matrix("a", a)
-    m, k = a.shape
-    check_matrix("w", w, None, k)
-    n = w.shape[0]
-    for name, x in (("residual", call.residual), ("out", call.out)):
-        if x is not None:
-            check_matrix(name, x, m, n)
-    if call.bias is not None:
-        check_bias(call.bias, n)
-    check_dtypes(a, {"w": w, "bias": call.bias, "residual": call.residual, "out": call.out})
+    check_product(call)
+    check_dtypes(call.a, {x: getattr(call, x) for x in ("w", "bias", "residual", "out")})
 
 
 def shapes_of(call: Any) -> Shapes:

@@ -49,8 +49,26 @@ def check_matrix(name: str, x: Any, rows: int | None = None, cols: int | None = 
         )
 
 
-def check_gate_up(w: Any) -> None:
-    """Raise ArgumentError unless the matrix w_gate_up has two halves."""
+def check_product(call: Any) -> None:
+    """Raise ArgumentError for a GEMM whose options or sizes cannot be."""
+    check_choices(call.activation, call.backend)
+    check_matrix("a", call.a)
+    m, k = call.a.shape
+    check_matrix("w", call.w, None, k)
+    n = call.w.shape[0]
+    for name, x in (("residual", call.residual), ("out", call.out)):
+        if x is not None:
+            check_matrix(name, x, m, n)
+    if call.bias is not None:
+        check_bias(call.bias, n)
+
+
+def check_gated_product(call: Any) -> None:
+    """Raise ArgumentError for a GEMM with SwiGLU whose options or sizes cannot be."""
+    w = call.w_gate_up
+    check_choices(None, call.backend)
+    check_matrix("a", call.a)
+    check_matrix("w_gate_up", w, None, call.a.shape[1])
     if w.shape[0] % 2:
         raise ArgumentError(
             f"w_gate_up has {w.shape[0]} rows, wanted an even number: the gate's I rows, then up's "

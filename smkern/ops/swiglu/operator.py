@@ -12,7 +12,7 @@ from smkern.limits import shown
 from smkern.ops.fp8 import gated
 from smkern.ops.fp8 import swiglu as fp8
 from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
-from smkern.ops.gemm.checks import check_choices, check_dtypes, check_gate_up, check_matrix
+from smkern.ops.gemm.checks import check_dtypes, check_gated_product, check_matrix
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.operator import Operator, Shapes, call_class, filled_by
 from smkern.ops.operator_library import register
@@ -34,10 +34,7 @@ Swiglu = call_class(
 def check_swiglu(call: Any) -> None:
     """Raise ArgumentError for a product that cannot be served."""
     a, w, out = call.a, call.w_gate_up, call.out
-    check_choices(None, call.backend)
-    check_matrix("a", a)
-    check_matrix("w_gate_up", w, None, a.shape[1])
-    check_gate_up(w)
+    check_gated_product(call)
     if out is not None:
         check_matrix("out", out)
         if out.shape != shapes_of(call)[0][0]:

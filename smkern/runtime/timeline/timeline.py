@@ -144,9 +144,7 @@ class Timeline:
 
     def note(self, name: str, **about: Any) -> None:
         """Something else worth seeing: an error, a preemption, a cancellation."""
-        self._log.append((self._noted, (self._clock(), name, about)))
-        if len(self._log) > BACKLOG:
-            self.settle(2)
+        self.later(self._noted, self._clock(), name, about)
 
     def abandoned(self, tickets: Iterable[Ticket]) -> None:
         """Launches given up after an error of the device; for what `Interleaver.abandon` gave."""
@@ -307,9 +305,6 @@ class _Off(Timeline):
         self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0,
         is_blocked: bool | None = None,
     ) -> None:  # fmt: skip
-        pass
-
-    def note(self, name: str, **about: Any) -> None:
         pass
 
     def settle_for(self, seconds: float = SETTLE_S) -> bool:
