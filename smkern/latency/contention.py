@@ -95,10 +95,9 @@ class Usage:
 class Slowdowns:
     """A line in a pair's terms and in the square and the cube of its SMs.
 
-    It goes near the pairs that were timed and not through them: power dips for a second and makes
-    single pairs a tenth slower, and what they leave says nothing of others. Terms are in standard
-    deviations of what was timed, and go no further than that did, but for the prompts' share of the
-    bandwidth.
+    It goes near the pairs that were timed and not through them: single ones are a tenth slower in
+    one profile than in the next, which says nothing of others. Terms are in standard deviations of
+    what was timed, and go no further than that did, but for the prompts' share of the bandwidth.
 
     Args:
         pairs: Pairs and their slowdowns.

@@ -51,7 +51,7 @@ DECODE = Patience(0.05, 0.04, 6)
 PREFILL = Patience(0.2, 0.1, 3)
 MIXED = Patience(0.2, 0.1, 4)
 PAIR = Patience(0.8, 0.2, 4)
-"""Both sides at once reach the limit of power, and for half a second the clock swings about it."""
+"""Watched after 0.3 s, single pairs took up to 14% longer than steady rows of the same kernels."""
 
 
 @dataclass(slots=True)
