@@ -23,7 +23,7 @@ from smkern.latency.stamp import kernels_hash
 from smkern.latency.step_times import StepTimes
 from smkern.latency.table import Kind, Timing, gemms_in, read_timings, shipped, shipped_path
 from smkern.latency.work import Size
-from smkern.limits import as_path
+from smkern.limits import as_path, shown
 from smkern.profile import DEFAULT, Profile, load_profile
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _warn_if_stale(path: str, timed: str, gpu: str) -> None:
     if timed != kernels_hash(gpu):
         warnings.warn(
             f"{path} was measured with other kernels or tuned tables than these (their stamp is "
-            f"{timed}, now it is {kernels_hash(gpu)}): predictions may be off; measure again with "
+            f"{shown(timed)}, now it is {kernels_hash(gpu)!r}): predictions may be off; measure again with "
             "smkern profile",
             stacklevel=4,
         )

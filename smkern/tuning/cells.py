@@ -23,8 +23,8 @@ FORMAT = "smkern-table"
 VERSION = 1
 PROVENANCE = ("gpu", "driver", "torch", "triton", "smkern_commit", "date", "command")
 SHIPPED = Path(__file__).parent / "tables"
-MAX_US = 1e10
-"""Longer than any launch: hours."""
+MIN_US, MAX_US = 1e-3, 1e10
+"""Shorter and longer than any launch: a nanosecond, hours."""
 _REMEDY = "delete it or tune again: smkern autotune --out {path}"
 
 K = TypeVar("K")
@@ -202,8 +202,8 @@ def checked(kind: type[K], values: Mapping[str, Any]) -> K:
 def time_us(value: Any) -> float:
     """A measured time of a line, microseconds; TypeError or ValueError for anything else."""
     us = float(value)
-    if not 0 < us <= MAX_US:
-        raise ValueError(f"us is {us}, of more than 0 and at most {MAX_US:g}")
+    if not MIN_US <= us <= MAX_US:
+        raise ValueError(f"us is {us}, of at least {MIN_US:g} and at most {MAX_US:g}")
     return us
 
 

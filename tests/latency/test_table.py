@@ -63,6 +63,7 @@ def test_sizes_of_weights_in_fp8_come_back() -> None:
         {"kind": "other", "num_sms": 16, "batch": 1, "context": 1, "us": 1.0},
         {"kind": "decode", "num_sms": 0, "batch": 1, "context": 1, "us": 1.0},
         {"kind": "decode", "num_sms": 16, "batch": 1, "context": 1, "us": 0.0},
+        {"kind": "decode", "num_sms": 16, "batch": 1, "context": 1, "us": 1e-200},
         {"kind": "decode", "num_sms": 16, "batch": 1.5, "context": 1, "us": 1.0},
         {"kind": "decode", "num_sms": 16, "batch": 1, "context": 1},
         {"kind": "decode", "num_sms": 16, "batch": 1, "context": 1, "us": 1.0, "more": 2},

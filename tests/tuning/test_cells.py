@@ -123,6 +123,7 @@ BAD = {
     "unknown field": ('"config": {', '"config": {"crews": 2, ', "has an invalid cell"),
     "no configuration": (r'"config": \{.*?\}', '"config": 3', "has an invalid cell"),
     "no time": ('"us": 10.0', '"us": 0', "has an invalid cell"),
+    "a time of nothing": ('"us": 10.0', '"us": 1e-200', "has an invalid cell"),
     "foreign": ("H200", "A100", "was tuned on 'NVIDIA A100'"),
 }
 
