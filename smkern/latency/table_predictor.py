@@ -239,8 +239,8 @@ def _warn_if_stale(path: str, timed: str, gpu: str) -> None:
     if timed != kernels_hash(gpu):
         warnings.warn(
             f"{path} was measured with other kernels or tuned tables than these (their stamp is "
-            f"{shown(timed)}, now it is {kernels_hash(gpu)!r}): predictions may be off; measure again with "
-            "smkern profile",
+            f"{shown(timed)}, now it is {kernels_hash(gpu)!r}): predictions may be off; measure "
+            "again with smkern profile",
             stacklevel=4,
         )
 
