@@ -49,8 +49,7 @@ class Shard:
     size: int = 1
 
     def __post_init__(self) -> None:
-        as_int("size", self.size, 1, MAX_RANKS)
-        as_int("rank", self.rank, 0, self.size - 1)
+        as_int("rank", self.rank, 0, as_int("size", self.size, 1, MAX_RANKS) - 1)
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """The sizes of this part; the vocabulary stays whole, as tokens and logits are.

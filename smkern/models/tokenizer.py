@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from smkern.errors import ConfigError
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+PANIC = "PanicException"
+"""What transformers' tokenizers raise where their Rust gives up; it is no `Exception`."""
 _UNFINISHED = "�"  # what a tokenizer writes for the first bytes of a character
 _CONTEXT = 6
 
@@ -48,7 +50,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         made: Any = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception as reason:  # noqa: BLE001  a parser's of foreign files, which raise anything
+    except BaseException as reason:  # a parser's of foreign files, which raise anything
+        if not isinstance(reason, Exception) and type(reason).__name__ != PANIC:
+            raise
         code = "trust_remote_code" in str(reason)
         raise ConfigError(
             f"{folder} holds no tokenizer that transformers reads "

@@ -133,7 +133,8 @@ class LLM:
         seed = as_int("seed", seed, 0, MAX_SEED)
         if weights is not None and not isinstance(weights, Weights):
             raise ArgumentError(f"weights={shown(weights)}: pass Weights, or None")
-        if dtype is not None and not isinstance(dtype, torch.dtype) and dtype not in KINDS:
+        kind = isinstance(dtype, str) and dtype in KINDS
+        if not (dtype is None or isinstance(dtype, torch.dtype) or kind):
             raise ArgumentError(
                 f"dtype={shown(dtype)}: pass a torch.dtype, one of {KINDS}, or None"
             )

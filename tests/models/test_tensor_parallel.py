@@ -144,6 +144,8 @@ def test_sizes_that_ranks_cannot_share_are_named() -> None:
         Shard(2, 2)
     with pytest.raises(ArgumentError, match="size=65"):
         Shard(0, 65)
+    with pytest.raises(ArgumentError, match="rank="):
+        Shard(10**5000, torch.tensor(2))  # type: ignore[arg-type]
 
 
 def test_weights_of_another_rank_are_refused() -> None:

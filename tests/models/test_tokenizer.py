@@ -37,6 +37,19 @@ def test_a_tokenizer_that_is_none_is_named(tmp_path: Path, config: str) -> None:
         load_tokenizer(tmp_path)
 
 
+class PanicException(BaseException):
+    """As pyo3 names it."""
+
+
+def test_a_panic_of_the_parser_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panics(*args: object, **options: object) -> None:
+        raise PanicException("range end index out of range")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panics)
+    with pytest.raises(ConfigError, match=r"reads \(range end index"):
+        load_tokenizer(tmp_path)
+
+
 TOKENIZER = {"auto_map": {"AutoTokenizer": ["planted.Planted", "planted.Planted"]}}
 CONFIG = {"auto_map": {"AutoConfig": "planted.Planted", **TOKENIZER["auto_map"]}}
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -101,6 +102,8 @@ def test_tokens_served_in_fp8_depend_on_the_request_alone(kind: Any):
 def test_dtypes_that_are_not_served():
     with pytest.raises(ArgumentError, match=r"dtype='fp8': pass a torch.dtype, one of"):
         _llm(tiny(), dtype="fp8")
+    with pytest.raises(ArgumentError, match=r"pass a torch\.dtype, one of"):
+        _llm(tiny(), dtype=np.zeros(2))
     with pytest.raises(ConfigError, match="hidden_size=64 with quantization 'fp8-block'"):
         _llm(tiny(), dtype="fp8-block")
     for dtype in (torch.float16, "fp8"):

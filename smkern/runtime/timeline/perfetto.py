@@ -11,6 +11,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def from_json(data: dict[str, Any]) -> Trace:
     """The trace of `to_json`.
 
     Raises:
-        ValueError: another format.
+        ValueError: another format, or two launches of one number.
     """
     head = data["otherData"]
     if head["format"] != FORMAT:
@@ -91,9 +92,12 @@ def from_json(data: dict[str, Any]) -> Trace:
     by_cat: dict[str, list[Event]] = {}
     for event in data["traceEvents"]:
         by_cat.setdefault(event.get("cat", ""), []).append(event)
+    spans = tuple(_to_span(event, origin_us) for event in by_cat.get("launch", ()))
+    if len({span.number for span in spans}) < len(spans):
+        raise ValueError("two launches of one number")
     return Trace(
         head["num_sms"],
-        tuple(_to_span(event, origin_us) for event in by_cat.get("launch", ())),
+        spans,
         tuple(_to_choice(event, origin_us) for event in by_cat.get("decision", ())),
         tuple(_to_state(event, origin_us) for event in by_cat.get("state", ())),
         tuple(
@@ -198,7 +202,7 @@ def _to_span(event: Event, origin_us: float) -> Span:
     lane = {THREADS[lane]: lane for lane in LANES}[event["tid"]]
     begin_us = event["ts"] + origin_us
     return Span(
-        args["number"],
+        index(args["number"]),
         lane,
         checked(Place, {name: args[name] for name in ("side", "rung", "num_sms")}),
         event["name"],

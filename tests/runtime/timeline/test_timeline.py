@@ -183,6 +183,23 @@ def test_other_files_are_refused(tmp_path, contents):
         Timeline.load(path)
 
 
+@pytest.mark.parametrize(
+    ("number", "why"), [(0, "two launches of one number"), (None, "NoneType")], ids=str
+)
+def test_launches_without_a_number_of_their_own_are_refused(tmp_path, number, why):
+    script = Script()
+    script.ran("prefill", 0, 1)
+    script.ran("decode", 0, 1)
+    path = script.timeline.save(tmp_path / "t.json")
+    data = json.loads(path.read_text())
+    for event in data["traceEvents"]:
+        if event.get("cat") == "launch":
+            event["args"]["number"] = number
+    path.write_text(json.dumps(data))
+    with pytest.raises(ArgumentError, match=why):
+        Timeline.load(path)
+
+
 def test_half_a_compressed_file_is_refused(tmp_path):
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(b"{}" * 100)[:20])
