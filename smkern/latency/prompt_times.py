@@ -195,8 +195,7 @@ class _Forward:
 
     def attention_us(self, size: Size, steps_us: float = 0.0) -> float:
         """Of the chunks, and of decode rows that take `steps_us` by themselves."""
-        keys = pairs = behind = 0
-        longest = 0.0
+        keys = pairs = behind = longest = 0
         new: int
         cached: int
         for new, cached in size.chunks:
@@ -204,14 +203,14 @@ class _Forward:
             keys += (kv_len := cached + new)
             pairs += tile * cached + tile * (new + 1) // 2
             behind += new * cached
-            walked = min(kv_len, max(PREFILL_PIECE, kv_len / PREFILL_MAX_PIECES))
-            if walked > longest:
-                longest = walked
+            if kv_len > longest:
+                longest = kv_len
         moved, computed = self._fixed + self._key_us * keys, self._pair_us * pairs
         over = self._attention
         if behind and self._behind:
             over = self._behind.at(self._per_sm, behind / self._new)
-        return max(over * max(moved, computed) + steps_us, over * self._walk_us * longest)
+        walked = min(longest, max(PREFILL_PIECE, longest / PREFILL_MAX_PIECES))
+        return max(over * max(moved, computed) + steps_us, over * self._walk_us * walked)
 
 
 def _per_sm(tokens: int, num_sms: int) -> float:

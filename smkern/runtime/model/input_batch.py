@@ -11,7 +11,7 @@ import numpy as np
 from smkern.errors import ArgumentError
 from smkern.kernels.slots_launch import FINISHED, SET_FINISHED
 from smkern.kv import PagePool
-from smkern.runtime.model.row_state import RowState as RowState
+from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import CudaSender, HostSender, RowChange, RowUpdate, Sender
 from smkern.runtime.request import Request
 

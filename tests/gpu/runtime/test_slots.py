@@ -11,7 +11,8 @@ import torch
 
 import smkern
 from smkern.models import SamplingParams
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowState
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow
+from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import STAGES
 from smkern.runtime.request import Request
 from tests.runtime.model.slot_rows import Play, new_pool, new_state

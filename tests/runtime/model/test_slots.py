@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
 from smkern.kv import PagePool
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowState
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow
+from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import STAGE_WORDS, Records
 from smkern.runtime.request import Request
 from tests.runtime.model.slot_rows import (
