@@ -81,7 +81,7 @@ class DuetServe(BasePolicy):
         >>> policy = DuetServe(TablePredictor.load("qwen3-8b"), tbt_slo_ms=15)
         >>> decision = policy.decide(snapshot)
         >>> decision.rung, decision.layers, decision.steps > 1, decision.join
-        (32, 36, True, 'gang')
+        (16, 36, True, 'gang')
     """
 
     heeds = ("tbt",)

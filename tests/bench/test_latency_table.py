@@ -36,11 +36,11 @@ def test_held_out_steps_are_predicted(model: str) -> None:
     """By the shipped table: random steps of unlike requests, also on rungs that were not timed."""
     held_out = read_profile(profile_of(model)).held_out
     found = accuracy(TablePredictor.load(model), held_out)
-    assert len(held_out) >= 100
+    assert len(held_out) >= 90
     assert found.refused == 0
     assert found.solo["all"].mean < 0.04
     assert found.beside["decode"].mean < 0.055
-    assert found.beside["prefill"].mean < 0.075
+    assert found.beside["prefill"].mean < 0.055
 
 
 def beginning(model: str, count: int, path: Path) -> Path:
