@@ -35,8 +35,9 @@ SIZES = Sizes(
 )  # fmt: skip
 SAMPLE_S = 5.0
 WARM_S = 90.0
-"""The warm part of a segment: what is loaded, pooled and kept up to a bound in it is no leak. The
-last to be full are the timeline's 20,000 launches and decisions."""
+"""The warm part of a segment, at least: what is loaded, pooled and kept up to a bound in it is no
+leak. It goes on until the timeline has all the launches that it keeps: on a GPU that six segments
+and tests share the host's memory is near its level after 200 s only."""
 GROWTH = 0.01
 """More than this share of the memory at the end of the warm part is a leak."""
 JUDGED_S = 60.0
@@ -57,6 +58,7 @@ class Footprint:
         graphs: Decode graphs.
         held_pages: Pages held by requests.
         live: Requests that are not over.
+        dropped: Launches that the timeline no longer has: it is full. None: of an earlier file.
     """
 
     at_s: float
@@ -65,6 +67,7 @@ class Footprint:
     graphs: int
     held_pages: int
     live: int
+    dropped: int | None = None
 
 
 @dataclass(slots=True)
@@ -92,7 +95,7 @@ class Segment:
     @property
     def warm(self) -> list[Footprint]:
         """Footprints behind the warm part: those that memory is judged by."""
-        return [x for x in self.footprints if x.at_s >= WARM_S]
+        return [x for x in self.footprints if x.at_s >= WARM_S and x.dropped != 0]
 
     @property
     def is_judged(self) -> bool:
@@ -351,6 +354,7 @@ def footprint(mux: Multiplexer, executor: Any, at_s: float, live: int) -> Footpr
         mux.memory_report().graphs,
         executor.pool.usage.held,
         live,
+        mux.timeline.trace().dropped,
     )
 
 

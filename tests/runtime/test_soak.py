@@ -64,8 +64,10 @@ def test_a_soak_remembers_what_raised(tmp_path: Path) -> None:
     assert segment(path).leaks == ["segment 0: RuntimeError: hot"]
 
 
-def at(second: float, host: int = 1000, graphs: int = 4, held: int = 3) -> Footprint:
-    return Footprint(second, host, 0, graphs, held, 5)
+def at(
+    second: float, host: int = 1000, graphs: int = 4, held: int = 3, dropped: int | None = None
+) -> Footprint:
+    return Footprint(second, host, 0, graphs, held, 5, dropped)
 
 
 SHORT = Segment(seconds=120.0, footprints=[at(5), at(95), at(120)])
@@ -87,6 +89,7 @@ def test_leaks_are_named() -> None:
 
     assert leaks(at(1, 10), at(95), at(150, 1009)) == []
     assert leaks(at(1, 10), at(30, 1000)) == [], "what fills up to its bound"
+    assert leaks(at(95, 10, dropped=0), at(150), at(210, 1009)) == [], "a slow timeline fills up"
     assert leaks(at(95), at(150, 1011)) == ["host_bytes grew from 1000 to 1011 in 150 s"]
     assert leaks(at(95), at(150, graphs=5)) == ["graphs grew from 4 to 5 in 150 s"]
     assert leaks(held=2) == ["2 pages are held by nobody"]
