@@ -97,7 +97,7 @@ def curve_cells(model: str, points: Sequence[LearningPoint]) -> Iterator[JsonDic
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Results file; cells of other models in it stay.",
+    help="Results file; a model's cells in it are replaced, those of others stay.",
 )
 def command(profiles: tuple[Path, ...], out: Path | None) -> None:
     """Errors of every latency model on the held-out launches of PROFILES, and over samples.
@@ -111,6 +111,10 @@ def command(profiles: tuple[Path, ...], out: Path | None) -> None:
         meta, cells = judge(path)
         if out is not None:
             results = open_results(out, resume=True, meta=meta)
+            model = cells[0]["case"]["model"]
+            for key, old in [*results.by_key.items()]:
+                if old["case"]["model"] == model:
+                    del results.by_key[key]  # another profile had other numbers of samples
             for cell in cells:
                 results.add(cell)
             results.save(out)

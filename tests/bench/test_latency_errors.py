@@ -81,6 +81,18 @@ def test_the_command_judges_a_profile(tmp_path: Path) -> None:
     curves = {cell["provider"] for cell in results.cells if "samples" in cell["case"]}
     assert len(curves) == len(MODELS)
 
+    # another profile of the model, with fewer samples, replaces all of its cells
+    kept = len(results.cells)
+    for model in ("small", "other"):
+        case = {"model": model, "name": "solo_mape_by_samples", "samples": 12_345}
+        results.add({"op": "latency", "case": case, "provider": "smkern", "value": 1.0})
+    results.save(out)
+    CliRunner().invoke(command, [str(file.path), "--out", str(out)], catch_exceptions=False)
+    again = load_results(out).cells
+    assert len(again) == kept + 1
+    stale = [cell["case"]["model"] for cell in again if cell["case"].get("samples") == 12_345]
+    assert stale == ["other"]
+
 
 def test_a_file_that_is_no_profile_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.profile.jsonl"
