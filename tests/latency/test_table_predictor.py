@@ -155,7 +155,10 @@ def test_a_mixed_forward_goes_up_a_stair_with_all_its_rows() -> None:
 def test_mixed_forwards_stay_between_their_parts(
     model, num_sms, batch, context, tokens, cached
 ) -> None:
-    """Far from what was timed, too: at least as long as either side, twice both at most."""
+    """Far from what was timed, too: about as long as either side at least, twice both at most.
+
+    A mixed forward is a graph; layers of small prompts alone wait for the host, up to a fifth.
+    """
     predictor = SHIPPED[model]
     layers = predictor.sizes.num_layers
     chunk = Size((Chunk(tokens, cached),), layers, layers, True)
@@ -163,7 +166,7 @@ def test_mixed_forwards_stay_between_their_parts(
     mixed = replace(chunk, batch=batch, total_kv=batch * context)
     sides = [predictor.alone_us(size, num_sms) for size in (chunk, rows)]
     us = predictor.alone_us(mixed, num_sms)
-    assert 0.9 * max(sides) <= us <= 2 * sum(sides)
+    assert 0.8 * max(sides) <= us <= 2 * sum(sides)
 
 
 def test_slowdowns() -> None:
