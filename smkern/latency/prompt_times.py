@@ -28,7 +28,7 @@ _LEAST_OVER, _MOST_OVER = 0.8, 8.0
 def _undelayed(prompts: Iterable[tuple[Timing, float]]) -> dict[Timing, float]:
     """Times of prompts, each at most that of one of more tokens.
 
-    The host launches a small one more slowly than a GPU runs it, so that its pauses are in the time.
+    The host launches a small one more slowly than a GPU runs it: its pauses are in the time.
     """
     kept: dict[Timing, float] = {}
     least: dict[tuple[int, int, int], float] = {}
