@@ -110,15 +110,19 @@ def command(profiles: tuple[Path, ...], out: Path | None) -> None:
     for path in files:
         meta, cells = judge(path)
         if out is not None:
-            results = open_results(out, resume=True, meta=meta)
-            model = cells[0]["case"]["model"]
-            for key, old in [*results.by_key.items()]:
-                if old["case"]["model"] == model:
-                    del results.by_key[key]  # another profile had other numbers of samples
-            for cell in cells:
-                results.add(cell)
-            results.save(out)
+            save(out, meta, cells)
             click.echo(f"{len(cells)} cells in {out}")
+
+
+def save(path: Path, meta: JsonDict, cells: Sequence[JsonDict]) -> None:
+    """Put a model's cells in place of all that a file has of it: another profile of the model had
+    other numbers of samples."""
+    results = open_results(path, resume=True, meta=meta)
+    model = cells[0]["case"]["model"]
+    results.drop(lambda cell: cell["case"]["model"] == model)
+    for cell in cells:
+        results.add(cell)
+    results.save(path)
 
 
 def judge(path: Path) -> tuple[JsonDict, list[JsonDict]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +74,10 @@ class Results:
 
     def add(self, cell: Mapping[str, Any]) -> None:
         self.by_key[cell_key(cell)] = dict(cell)
+
+    def drop(self, goes: Callable[[JsonDict], bool]) -> None:
+        """Forget the cells of which that is true."""
+        self.by_key = {key: cell for key, cell in self.by_key.items() if not goes(cell)}
 
     def merge(self, other: Results) -> None:
         """Take over the other's cells and provenance; where both measured, the other counts.

@@ -87,9 +87,7 @@ def sides(cells: Iterable[Cell], model: str, provider: str) -> tuple[list[Cell],
 
 def renew(results: Results) -> None:
     """Make the gains anew from the file's other cells."""
-    for key, cell in list(results.by_key.items()):
-        if is_gain(cell):
-            del results.by_key[key]
+    results.drop(is_gain)
     for cell in gains(results.cells):
         results.add(cell)
 
