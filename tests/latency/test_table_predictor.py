@@ -63,7 +63,7 @@ def test_shipped_timings_come_back(model: str) -> None:
         else:
             assert got == pytest.approx(us, rel=1e-3)
     assert len(paused) < 10
-    assert max(paused, default=0) <= 512
+    assert max(paused, default=0) <= 257
     assert sum(errors) / len(errors) < 0.02
     assert max(errors) < 0.15
 
@@ -157,7 +157,7 @@ def test_mixed_forwards_stay_between_their_parts(
 ) -> None:
     """Far from what was timed, too: about as long as either side at least, twice both at most.
 
-    A mixed forward is a graph; layers of small prompts alone wait for the host, up to a fifth.
+    A mixed forward is a graph; layers of prompts of up to 192 tokens alone wait for the host.
     """
     predictor = SHIPPED[model]
     layers = predictor.sizes.num_layers
@@ -166,7 +166,8 @@ def test_mixed_forwards_stay_between_their_parts(
     mixed = replace(chunk, batch=batch, total_kv=batch * context)
     sides = [predictor.alone_us(size, num_sms) for size in (chunk, rows)]
     us = predictor.alone_us(mixed, num_sms)
-    assert 0.8 * max(sides) <= us <= 2 * sum(sides)
+    least = 0.8 if tokens <= 192 else 0.88
+    assert least * max(sides) <= us <= 2 * sum(sides)
 
 
 def test_slowdowns() -> None:
