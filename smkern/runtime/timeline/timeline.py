@@ -37,7 +37,8 @@ class Timeline:
     Args:
         num_sms: SMs of the device.
         clock: Microseconds, the device's (`Device.now_us`); None: the latest time recorded.
-        capacity: Launches that are kept, and as many decisions, states and notes; 0: none.
+        capacity: Launches that are kept, and of decisions, states and notes no more, and none
+            from before the oldest of those launches; 0: nothing.
         predictor: Says how long launches should take, when the timeline is read.
 
     Raises:
@@ -234,10 +235,22 @@ class Timeline:
     def _add(self, span: Span) -> None:
         self._ends[span.lane] = span.end_us
         self._latest_us = max(self._latest_us, span.end_us, span.seen_us)
-        self._dropped += len(self._spans) == self._spans.maxlen
+        is_full = len(self._spans) == self._spans.maxlen
         self._spans.append(span)
+        if is_full:
+            self._dropped += 1
+            self._forget()
         for reader in self._readers:
             reader.span(span)
+
+    def _forget(self) -> None:
+        """Records from before the launches that are kept; the state that held then stays."""
+        since_us = self._spans[0].launched_us if self._spans else 0.0
+        for records in (self._choices, self._notes):
+            while records and records[0].at_us < since_us:
+                records.popleft()
+        while len(self._states) > 1 and self._states[1].at_us <= since_us:
+            self._states.popleft()
 
     def _decided(self, at_us: float, snapshot: Snapshot, decision: Decision) -> None:
         self._latest_us = max(self._latest_us, at_us)

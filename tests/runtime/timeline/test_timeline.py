@@ -89,6 +89,21 @@ def test_the_oldest_are_forgotten_and_counted():
     assert trace.dropped == 2
 
 
+def test_what_is_older_than_the_oldest_launch_is_forgotten_with_it():
+    """Else a trace has decisions of minutes in front of its first launch, and memory that grows."""
+    script = Script(capacity=3)
+    for i in range(8):
+        script.decided(10.0 * i, Decision(), running_kv=(5,) * (i + 1))
+        script.timeline.note(f"step {i}")
+        script.ran("decode", 10 * i + 1, 10 * i + 9)
+    trace = script.timeline.trace()
+    assert [span.launched_us for span in trace.spans] == [51, 61, 71]
+    assert [choice.at_us for choice in trace.choices] == [60, 70]
+    assert [note.name for note in trace.notes] == ["step 6", "step 7"]
+    assert [state.decoding for state in trace.states] == [6, 7, 8]  # six rows when it began
+    assert trace.extent_us == (50, 79)
+
+
 def test_a_loop_that_never_idles_settles_two_at_a_time():
     script = Script(capacity=8)
     for i in range(2 * BACKLOG):
