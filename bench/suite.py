@@ -108,21 +108,14 @@ def file_options(suite: str, *, quick: str) -> Callable[[Any], Any]:
 def suite_command(
     name: str, *options: Callable[[Any], Any], quick: str = "A few cells only: seconds of GPU time."
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A suite's command: its function gets an `Output` and the values of `options`.
-
-    What smkern raises on purpose is the command's error, not a traceback.
-    """
+    """A suite's command: its function gets an `Output` and the values of `options`."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @wraps(function)
         def run(
             out: Path, resume: bool, quick: bool, time_limit_s: float | None = None, **given: Any
         ) -> None:
-            output = Output(out, resume, quick, Deadline.after(time_limit_s))
-            try:
-                function(output, **given)
-            except SmkernError as error:
-                raise click.ClickException(str(error)) from error
+            function(Output(out, resume, quick, Deadline.after(time_limit_s)), **given)
 
         every = file_options(name.replace("-", "_"), quick=quick)
         return click.command(name)(stacked(every, *options)(run))

@@ -180,4 +180,4 @@ def test_a_deadline_leaves_groups(on_cpu, tmp_path):
 def test_a_wrong_case_name_is_an_error(virtual_gpu):
     ran = CliRunner().invoke(suite.command, ["--cases", "no-such"])
     assert ran.exit_code == 1
-    assert "no case is named 'no-such'" in ran.output
+    assert "no case is named 'no-such'" in str(ran.exception)

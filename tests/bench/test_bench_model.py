@@ -260,7 +260,7 @@ def test_a_task_that_fails_is_a_cell_and_is_tried_again(on_cpu, tmp_path, monkey
 
 def test_a_model_that_has_no_plan(on_cpu):
     ran = CliRunner().invoke(suite.command, ["--models", "gpt-2"])
-    assert "no model is named 'gpt-2'" in ran.output
+    assert "no model is named 'gpt-2'" in str(ran.exception)
 
 
 def test_launches_that_never_overlap(monkeypatch):

@@ -110,4 +110,4 @@ def test_names_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     said = CliRunner().invoke(command, ["--out", "nowhere.json"])
     assert said.exit_code == 1
-    assert "torchrun --nproc-per-node 2" in said.output
+    assert "torchrun --nproc-per-node 2" in str(said.exception)

@@ -44,7 +44,7 @@ def test_pages_that_do_not_fit_name_the_options_to_lower(options, asked, monkeyp
     monkeypatch.setattr(server, "measure", full)
     monkeypatch.setattr(server, "soak", full)
     ran = CliRunner().invoke(server.command, ["--out", str(tmp_path / "x.json"), *options])
-    assert f"the pages of {asked} not fit: lower them" in ran.output
+    assert f"the pages of {asked} not fit: lower them" in str(ran.exception)
 
 
 def test_lost_tokens_are_no_result() -> None:
