@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from time import perf_counter
 from typing import Any
 
 from smkern.bench.ops.sampling import TEMPERATURE, TOP_K, TOP_P
@@ -25,8 +24,8 @@ from smkern.kernels.ledger import counters
 from smkern.measure.sm_clock import Clock, NoClock, ticking
 from smkern.models import SamplingParams
 from smkern.policies import Policy
+from smkern.runtime.executor import Executor
 from smkern.runtime.handle import Handle
-from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.timeline.timeline import Timeline
 from smkern.runtime.timeline.trace import Span
@@ -50,6 +49,8 @@ class WatchError(SmkernError):
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Requests that decode all the time, and prompts that come one behind another beside them.
+
+    All times are of the executor's device, so a simulated one serves it too.
 
     Args:
         running: How many decode.
@@ -93,7 +94,7 @@ class Workload:
 
     def watch(
         self,
-        executor: ModelExecutor,
+        executor: Executor,
         policy: Policy,
         seconds: float,
         *,
@@ -207,7 +208,7 @@ class _Serving:
     def __init__(
         self,
         workload: Workload,
-        executor: ModelExecutor,
+        executor: Executor,
         policy: Policy,
         clock: Clock,
         watts: Any,
@@ -236,10 +237,11 @@ class _Serving:
     def run(self, seconds: float, preheat_s: float) -> Watched:
         try:
             self._fill()
-            compiled, counts_from = counters().compilations, perf_counter() + preheat_s
+            compiled = counters().compilations
+            counts_from_us = self._now_us() + 1e6 * preheat_s
             self._top_up()
             while self._found.seconds < seconds:
-                self._window(counts_from)
+                self._window(counts_from_us)
         finally:
             self._clear()
         self._found.compiled = counters().compilations - compiled
@@ -255,7 +257,7 @@ class _Serving:
         while len(self._coming) < self._load.waiting:
             self._coming.add(self._mux.submit(next(self._texts), self._once).id)
 
-    def _window(self, counts_from: float) -> None:
+    def _window(self, counts_from_us: float) -> None:
         """Replace all rows; from when they all decode on, watch them grow."""
         mux, load, found = self._mux, self._load, self._found
         rows = self._rows = [mux.submit(text, self._params, priority=1) for text in self._own]
@@ -263,15 +265,15 @@ class _Serving:
         joined = drawn = 0
         low, high = load.bounds
         begin_us, counts, gaps = 0.0, False, []
-        patient_until, tick = perf_counter() + PATIENCE_S, ticking(self._clock)
+        patient_until_us, tick = self._now_us() + 1e6 * PATIENCE_S, ticking(self._clock)
         for output in mux.run():
             _raise(output)
-            id_, now = output.id, perf_counter()
+            id_, now_us = output.id, self._now_us()
             if id_ in last:
                 if last[id_] and counts:
-                    gaps.append(1e6 * (now - last[id_]))
+                    gaps.append(now_us - last[id_])
                 joined += not (last[id_] or begin_us)
-                last[id_] = now
+                last[id_] = now_us
                 drawn += 1
             elif id_ in self._coming:
                 self._coming.discard(id_)
@@ -279,11 +281,11 @@ class _Serving:
             if drawn >= high and begin_us:
                 break
             if not begin_us and joined == len(rows) and drawn >= low:
-                begin_us, counts = self._now_us(), now >= counts_from
+                begin_us, counts = now_us, now_us >= counts_from_us
                 last = dict.fromkeys(last, 0.0)  # the first gap begins in the window
             elif counts:
                 tick()
-            if now > patient_until:
+            if now_us > patient_until_us:
                 raise WatchError(
                     f"after {PATIENCE_S:g} s {joined} of {len(rows)} rows decode and have drawn "
                     f"{drawn} of {high} tokens: the policy starves them, or they need more pages"

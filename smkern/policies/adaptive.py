@@ -27,11 +27,9 @@ LATE = 0.008
 FIRST_AIMS = {"mixed": 0.95, "split": 0.87, "turns": 0.95}
 """Share of the limit that steps are planned for before any was seen: on an H200 one mixed forward
 in ten takes 4% longer than predicted, and one step beside prompts in ten 8%."""
-WITH_PAUSES = 0.88
-"""Share of the predicted rate that splits keep after joins and the pauses at their ends; chunks
-have neither. With 0.95 a simulated H200 loses 5% to chunks on Azure's code at 15 ms."""
-LEAVING = 0.9
-"""What chunks must gain over a split that could go on without a pause."""
+CHANGING = 0.88
+"""Share of its rate that the way counts for which is not the present one: a change costs prompts a
+pause, and two ways that are close would take turns, with late tokens at each."""
 MOST_LAYERS = 3
 """Layers of a group beside decode steps: while the host launches them, some 150 us each, it hands
 out no token."""
@@ -291,8 +289,8 @@ class Adaptive(BasePolicy):
         if not self.lateness.allows(late, snapshot.batch):
             return None
         rate = min(useful, tokens) / us
-        if snapshot.prefill_queued:  # the prompts' side falls dry first
-            rate *= LEAVING
+        if snapshot.rung is not None:  # a step has to end first
+            rate *= CHANGING
         return Plan("mixed", rate, None, us, chunk=tokens)
 
     def _split(
@@ -312,7 +310,9 @@ class Adaptive(BasePolicy):
             return None
         if len(chunks) == len(snapshot.waiting) and chunks[-1][0] == snapshot.waiting[-1].tokens:
             us = max(us, step_us)  # with nothing behind them, the step keeps its side to its end
-        rate = WITH_PAUSES * sum(new for new, _ in chunks) / us
+        rate = sum(new for new, _ in chunks) / us
+        if snapshot.rung is None:
+            rate *= CHANGING
         return Plan("split", rate, rung, step_us, hurry=hurry)
 
     def _rung(

@@ -45,11 +45,16 @@ def test_chunks_where_they_are_asked_for() -> None:
     assert (decision.rung, decision.chunk_tokens, decision.layers) == (None, 246, 0)
 
 
-def test_chunks_where_the_limit_leaves_room() -> None:
-    # All 1,000 tokens in a forward of 33 ms: 30.3 tokens/ms; on 120 SMs beside 12 it would be 33
-    # at steps of 26.7 ms, but there is no such rung: 16 leaves 116, 35.2 tokens/ms at 20 ms.
-    assert adaptive(35.0).decide(NOW).rung == 16
-    assert adaptive(35.0, modes=("mixed",)).decide(NOW).chunk_tokens == 1014
+def test_the_present_way_is_left_for_one_that_is_much_faster() -> None:
+    """Else two that are close take turns, and each change costs prompts a pause."""
+    # 500 tokens in a forward of 20.5 ms: 24.4 tokens/ms; beside a step of 20 ms on 16 SMs: 25.0.
+    close = replace(NOW, waiting=waiting(500))
+    found = [adaptive(25.0).decide(replace(close, rung=rung)) for rung in (None, 16)]
+    assert [x.rung for x in found] == [None, 16]
+    assert found[0].reason.startswith("mixed: step 20.5 ms, 24.4 tokens/ms")
+    assert found[1].reason.startswith("split: step 20.0 ms, 25.0 tokens/ms")
+    # With 1,000 tokens the split's 35.2 are worth a change.
+    assert adaptive(25.0).decide(NOW).rung == 16
 
 
 def test_a_short_prompt_with_none_behind_it_goes_with_the_step() -> None:

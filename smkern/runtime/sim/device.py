@@ -35,8 +35,8 @@ class SimDevice(Device):
         decode_launch_us: Host time from the end of a decode step to the next one's launch: poll,
             decision, launch. The device idles for it where no step is queued; on an H200 some 20.
         decode_gap_us: Device time between two queued decode steps; on an H200 some 8.
-        prefill_launch_us: Host time to launch a layer of prompts. Layers run as they are launched,
-            so slow launches leave the device idle, as a real host's do.
+        prefill_launch_us: Host time to launch a layer, of work that is more than one launch. Layers
+            run as they are launched, so slow launches leave the device idle, as a real host's do.
         tp: Where GPUs share a model, this is one of them: what their sums add to a launch, and
             `predictor` prices its part. None: it has all of the model.
         faults: Launch numbers to faults; see `fail_at`.
@@ -183,7 +183,7 @@ class SimDevice(Device):
         self.has_failed |= fault == "hang"
         item = Queued(event, place, work.size, alone_us)
         self._lanes[lane].append(item)
-        self._spend_launching(item)
+        self._spend_launching(item, work.launches > 1)
         return event
 
     def behind(self, lane: Lane, run: Callable[[], Any]) -> None:
@@ -285,8 +285,8 @@ class SimDevice(Device):
             )
         return alone_us
 
-    def _spend_launching(self, item: Queued) -> None:
-        layers = item.size.layers if item.size is not None and item.size.chunks else 0
+    def _spend_launching(self, item: Queued, by_layers: bool) -> None:
+        layers = item.size.layers if item.size is not None and by_layers else 0
         cost = self._prefill_launch_us if layers else self._decode_launch_us
         if cost and layers > 1 and item.event.fault is None and self._is_alone(item):
             item.event.began_us = self._now + cost

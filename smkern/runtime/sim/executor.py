@@ -18,6 +18,7 @@ from smkern.runtime.executor import (
     PrefillRun,
     size_chunks,
 )
+from smkern.runtime.model.sizes import MAX_MIXED_ROWS
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.launches import CheckedLaunches, ConstantLaunches
@@ -191,7 +192,10 @@ class SimExecutor(Executor):
             size_chunks(chunks), num_layers, num_layers, bool(drawing), len(rows), keys_of(rows)
         )
         about = {"requests": [chunk.request.index for chunk in chunks], "batch": len(rows)}
-        work = Work("mixed", start, size, num_layers * LAYER_LAUNCHES, about, self._left)
+        if size.new_tokens + size.batch <= MAX_MIXED_ROWS:  # a graph, as on a GPU
+            work = Work("mixed", start, size, 1, about)
+        else:
+            work = Work("mixed", start, size, num_layers * LAYER_LAUNCHES, about, self._left)
         return work, Draw((*drawing, *rows), read)
 
     def _left(self, event: Event) -> int:

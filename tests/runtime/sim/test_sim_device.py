@@ -34,8 +34,8 @@ def step() -> Work:
     return Work("decode", lambda place: None, Size(batch=1, num_layers=4))
 
 
-def layers(count: int) -> Work:
-    return Work("prefill", lambda place: None, Size((Chunk(8),), count, 4))
+def layers(count: int, *, launches: int = 12) -> Work:
+    return Work("prefill", lambda place: None, Size((Chunk(8),), count, 4), launches)
 
 
 def takes(us: float) -> Work:
@@ -134,6 +134,14 @@ def test_layers_run_as_they_are_launched() -> None:
         sim.wait([event])
     # Slow launches: a layer begins every 25 us and takes 10.
     assert times(*events) == [(4, 34), (25, 85)]
+
+
+def test_layers_in_a_graph_are_one_launch() -> None:
+    sim = device(prefill_launch_us=25, decode_launch_us=5)
+    event = sim.launch("decode", WHOLE, layers(3, launches=1))
+    assert sim.now_us() == 5
+    sim.wait([event])
+    assert times(event) == [(5, 35)]
 
 
 @pytest.mark.parametrize("cost_us", [4.0, 15.0])

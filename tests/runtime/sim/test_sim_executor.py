@@ -9,6 +9,7 @@ import pytest
 from smkern.models import SamplingParams, preset
 from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.model.sizes import MAX_MIXED_ROWS
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
@@ -98,6 +99,18 @@ def test_chunks_of_mixed_steps_draw_the_same_tokens_before_the_host_read_any() -
         accept(draw)
     assert one.ids[40:] == bench.executor.completion(one)
     assert other.ids[50:] == bench.executor.completion(other)[:7]
+
+
+def test_mixed_forwards_are_graphs_up_to_the_rows_that_a_gpu_has_them_for() -> None:
+    bench = Bench(num_pages=200, max_context=3000, max_tokens=3000)
+    request = bench.request(range(2900))
+    small, large = (
+        bench.executor.mixed([PrefillChunk(request, 0, new, False)], [])[0]
+        for new in (MAX_MIXED_ROWS, MAX_MIXED_ROWS + 1)
+    )
+    assert (small.launches, small.left) == (1, None)
+    assert large.launches > CONFIG.num_layers
+    assert large.left is not None
 
 
 def test_a_request_that_ended_on_the_device_draws_no_token() -> None:
