@@ -253,7 +253,7 @@ def simulated(fault: Fault | None, seed: int = 5) -> Served:
     device = SimDevice(132, RUNGS, Linear(), decode_launch_us=1.0, prefill_launch_us=1.5)
     executor = SimExecutor(
         small_config(num_layers=90), device, num_pages=30, page_size=4, max_running=4,
-        max_prefill=3, max_tokens=32,
+        max_prefill=3, max_tokens=32, graph_rows=0,
     )  # fmt: skip
     texts = [[token % 26 for token in text] for text in prompts(9, 4, longest=30)]
     return Served(lambda stand: executor, device, executor.completion, texts, fault, seed)

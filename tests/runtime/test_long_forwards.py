@@ -31,8 +31,9 @@ def forwards(num_layers: int, ahead: bool = True) -> list[Span]:
     config = small_config(num_layers=num_layers, max_position=4096)
     device = SimDevice(132, RUNGS, Slow())
     executor = SimExecutor(
-        config, device, num_pages=2000, page_size=4, max_tokens=512, max_running=6, max_prefill=4
-    )
+        config, device, num_pages=2000, page_size=4, max_tokens=512, max_running=6, max_prefill=4,
+        graph_rows=0,
+    )  # fmt: skip
     world = World(Chunked(chunk_tokens=400, ahead=ahead), executor=executor)
     world.submit([1] * 8, 40)
     for index in range(4):

@@ -52,6 +52,7 @@ class SimExecutor(Executor):
         max_tokens: New tokens of one of these.
         max_context: Tokens of a request. None: what the model and the pool hold.
         end_probability: Probability that a drawn token is one of the model's end tokens.
+        graph_rows: Rows of the largest mixed forward that is one launch; larger ones go by layers.
         checks: Whether hazards are found and tokens are a request's own. False, for replays: every
             token is the same one, no end token, so that requests end by their length; launches take
             the same times.
@@ -84,6 +85,7 @@ class SimExecutor(Executor):
         max_tokens: int = 8192,
         max_context: int | None = None,
         end_probability: float = 0.0,
+        graph_rows: int = MAX_MIXED_ROWS,
         checks: bool = True,
     ) -> None:
         pages = as_int("num_pages", num_pages, 1), as_int("page_size", page_size, 1)
@@ -92,6 +94,7 @@ class SimExecutor(Executor):
         self.max_running = as_int("max_running", max_running, 1)
         self.max_prefill = as_int("max_prefill", max_prefill, 1)
         self.max_tokens = as_int("max_tokens", max_tokens, 1)
+        self._graph_rows = as_int("graph_rows", graph_rows, 0)
         if not 0 <= as_float("end_probability", end_probability) <= 1:
             raise ArgumentError(f"end_probability={end_probability}: give a number of 0 to 1")
         self.config = config
@@ -192,7 +195,7 @@ class SimExecutor(Executor):
             size_chunks(chunks), num_layers, num_layers, bool(drawing), len(rows), keys_of(rows)
         )
         about = {"requests": [chunk.request.index for chunk in chunks], "batch": len(rows)}
-        if size.new_tokens + size.batch <= MAX_MIXED_ROWS:  # a graph, as on a GPU
+        if size.new_tokens + size.batch <= self._graph_rows:
             work = Work("mixed", start, size, 1, about)
         else:
             work = Work("mixed", start, size, num_layers * LAYER_LAUNCHES, about, self._left)
