@@ -157,7 +157,7 @@ class Soak:
         """Write the file whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self), indent=1))
+        part.write_text(json.dumps(asdict(self)) + "\n")
         part.replace(path)
 
     @property
