@@ -304,11 +304,12 @@ class Adaptive(BasePolicy):
         step_us = prices.step_beside_us(rung, chunks, beside)
         us = prices.prompts_beside_us(chunks, beside, rung)
         gaps = snapshot.batch * us / step_us
+        is_cut = chunks[-1][0] < snapshot.waiting[len(chunks) - 1].tokens
         # The rest of the step that runs when its prompt ends, at any moment of it, and the next.
-        late = len(chunks) * min(max((2 * step_us - self._limit_us) / step_us, 0.0), 1.0)
+        late = (len(chunks) - is_cut) * min(max((2 * step_us - self._limit_us) / step_us, 0.0), 1.0)
         if not self.lateness.allows(late, gaps):
             return None
-        if len(chunks) == len(snapshot.waiting) and chunks[-1][0] == snapshot.waiting[-1].tokens:
+        if len(chunks) == len(snapshot.waiting) and not is_cut:
             us = max(us, step_us)  # with nothing behind them, the step keeps its side to its end
         rate = sum(new for new, _ in chunks) / us
         if snapshot.rung is None:

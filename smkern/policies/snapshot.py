@@ -124,7 +124,7 @@ class Snapshot:
         max_running: Requests that may decode at a time.
         max_prefill: Requests of a prefill batch, at most.
         max_tokens: New tokens of a prefill batch or a mixed step, at most.
-        joining: Requests whose last layers are on their way: they decode next.
+        joining: Requests whose prompts' last layers are on their way, and that decode behind these.
         more_waiting: Requests of the queue behind those of `waiting`.
         ready_rungs: Rungs, and None for the whole device, whose decode graphs exist; a step on
             another runs eagerly. None: all.

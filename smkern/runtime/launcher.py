@@ -118,8 +118,8 @@ class BatchLauncher:
     @property
     def free_rows(self) -> int:
         """Requests that may still be admitted."""
-        decoding = len(self._queues.running) + len(self._queues.paused)
-        return self._executor.max_running - decoding - self.prefilling - self.joining
+        taken = len(self._queues.running) + len(self._queues.paused) + self.prefilling
+        return self._executor.max_running - taken - sum([len(x.requests) for x in self._ending()])
 
     @property
     def prefilling(self) -> int:
@@ -134,9 +134,15 @@ class BatchLauncher:
 
     @property
     def joining(self) -> int:
-        """Requests whose last layers are on their way."""
-        # A list: half of what a generator takes, and every decision asks.
-        return sum([len(x.batch.requests) for x in self.in_flight.values() if x.batch is not None])
+        """Requests whose prompts' last layers are on their way, and that decode behind these: not
+        those whose prompt goes on, or whose first token is their last."""
+        draws = [x.draw for x in self._ending() if x.draw is not None]
+        return sum([request.num_left > 1 for draw in draws for request in draw.requests])
+
+    def _ending(self) -> list[InFlight]:
+        """Launches on their way that run a batch's last layers."""
+        # Lists, here and above: half of what generators take, and every decision asks.
+        return [x for x in self.in_flight.values() if x.batch is not None]
 
     def make_way(self) -> None:
         """Let lower priorities give way to the first that wait and lack rows or pages."""

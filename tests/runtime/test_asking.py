@@ -224,3 +224,20 @@ def test_reasons_are_in_the_saved_timeline(tmp_path: Path) -> None:
     names = {event["name"] for event in events if event.get("cat") == "decision"}
     assert names == {"whole: now"}
     assert {choice.reason for choice in Timeline.load(path).choices} == {"now"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new_tokens", "joining"),
+    [(60, 4, [1]), (60, 1, [0]), (100, 4, [0, 1])],
+    ids=["it decodes next", "its first token is its last", "its prompt goes on"],
+)
+def test_who_joins(prompt: int, new_tokens: int, joining: list[int]) -> None:
+    """While a batch's last layers run; one has 64 tokens at most."""
+    world = World(StaticSplit(48, layers=1), end_probability=0.0, max_tokens=64)
+    world.submit([1] * prompt, new_tokens)
+    launcher, found = world.mux._launcher, []
+    while not world.mux.is_idle:
+        world.step() or world.wait(5.0)  # type: ignore[func-returns-value]
+        if any(launched.batch is not None for launched in launcher.in_flight.values()):
+            found.append(launcher.joining)
+    assert [value for value, _ in itertools.groupby(found)] == joining
