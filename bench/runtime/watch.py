@@ -8,7 +8,7 @@ policy; then all are replaced by requests that begin anew, whose prompts the poo
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -181,6 +181,12 @@ class Watched:
         for span in self.spans:
             found[int(span_keys(span)) // KEYS * KEYS].append(span.duration_us / 1e3)
         return {str(keys): round(statistics.median(ms), 4) for keys, ms in sorted(found.items())}
+
+    @property
+    def steps_by_sms(self) -> dict[str, int]:
+        """How many steps ran on how many SMs: what a policy made of the load."""
+        counted = Counter(span.place.num_sms for span in self.spans)
+        return {str(num_sms): steps for num_sms, steps in sorted(counted.items())}
 
     def figures(self) -> dict[str, Any]:
         """TBT in ms, the prompts' tokens per ms, the steps on the device, what the chip did."""

@@ -7,44 +7,46 @@ from itertools import pairwise
 import pytest
 
 from smkern.bench.results import COMMITTED, FOLDER, load_results
-from smkern.bench.runtime.served_load import SIZES, WORKLOAD
+from smkern.bench.runtime.served_load import SEARCHED, SIZES, WORKLOAD
 from smkern.bench.runtime.watch import Watched
 from smkern.latency import TablePredictor
 from smkern.models import preset
-from smkern.policies import Adaptive, Chunked, Policy
+from smkern.policies import Adaptive, Policy
 from smkern.replay.simulated import DECODE_LAUNCH_US, PREFILL_LAUNCH_US
 from smkern.replay.varied import Varied
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
-from smkern.server import RUNGS
+from tests.runtime.results import PLAN
 
 NUM_SMS = 132
-TABLE = TablePredictor.load("qwen3-8b", "NVIDIA H200")
+TABLE = TablePredictor.load(PLAN.model, "NVIDIA H200")
 
 
 def served(policy: Policy, seconds: float = 6.0) -> Watched:
     device = SimDevice(
-        NUM_SMS, RUNGS, Varied(TABLE), decode_launch_us=DECODE_LAUNCH_US,
+        NUM_SMS, PLAN.rungs, Varied(TABLE), decode_launch_us=DECODE_LAUNCH_US,
         prefill_launch_us=PREFILL_LAUNCH_US,
     )  # fmt: skip
     executor = SimExecutor(
-        preset("qwen3-8b"), device, num_pages=SIZES.num_pages, page_size=16,
+        preset(PLAN.model), device, num_pages=SIZES.num_pages, page_size=16,
         max_running=SIZES.max_running, max_prefill=SIZES.max_prefill, max_tokens=SIZES.max_tokens,
         max_context=SIZES.max_context, checks=False,
     )  # fmt: skip
     return WORKLOAD.watch(executor, policy, seconds, preheat_s=1.0)
 
 
-@pytest.mark.parametrize("limit", ["15ms", "20ms"])
-def test_chunks_as_the_gpu_served_them(limit: str) -> None:
-    """Committed rows of `smkern bench runtime --only served`."""
-    case = {"name": "served", "policy": "chunked", "limit": limit, "model": "qwen3-8b"}
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("chunked", "15ms"), ("chunked", "20ms"), ("static_split", "20ms"), ("static_split", "15ms")],
+)
+def test_as_the_gpu_served_it(name: str, limit: str) -> None:
+    """Committed rows of `smkern bench runtime --only served`, which found the settings."""
+    case = {"name": "served", "policy": name, "limit": limit, "model": PLAN.model}
     cells = load_results(FOLDER / COMMITTED / "runtime.json").cells
     (gpu,) = [cell for cell in cells if cell["case"] == case and cell["provider"] == "smkern"]
-    found = served(Chunked(chunk_tokens=gpu["setting"])).figures()
-    assert found["tokens_per_ms"] == pytest.approx(gpu["tokens_per_ms"], rel=0.04)
-    for name in ("tbt_p50_ms", "tbt_p99_ms"):
-        assert found[name] == pytest.approx(gpu[name], rel=0.07)
+    found = served(SEARCHED[name](gpu["setting"])).figures()
+    for figure in ("tokens_per_ms", "tbt_p50_ms", "tbt_p99_ms"):
+        assert found[figure] == pytest.approx(gpu[figure], rel=0.07)
 
 
 def test_adaptive_stays_with_the_split_that_it_began() -> None:
