@@ -161,9 +161,13 @@ class TablePredictor:
         return cls(cells.cells, sizes, profile, gemms_in(path, cells))
 
     def for_model(self, config: ModelConfig | ModelSizes) -> TablePredictor:
-        """For a model without timings: its own rooflines, this model's times over them."""
+        """For a model without timings: its own rooflines, this model's times over them. For one of
+        the same sizes: itself."""
+        sizes = ModelSizes.of(config)
+        if sizes == self.sizes:
+            return self
         other = copy(self)
-        other.sizes = ModelSizes.of(config)
+        other.sizes = sizes
         roofline = Roofline(other.sizes, self.profile, like=self._roofline)
         other._roofline = roofline
         other._steps = self._steps.over(roofline)

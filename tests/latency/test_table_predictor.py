@@ -194,6 +194,7 @@ def test_kinds_that_were_not_timed() -> None:
 
 
 def test_another_model() -> None:
+    assert PREDICTOR.for_model(SIZES) is PREDICTOR
     deeper = PREDICTOR.for_model(replace(SIZES, num_layers=8))
     assert deeper.sizes.num_layers == 8
     step = decode(64, 1024)
