@@ -173,8 +173,8 @@ class ServedLoad:
         figures = found.figures()
         case = {"policy": name, "limit": f"{limit_ms:g}ms"}
         cell = self.plan.cell(SERVED_RATE, OURS, figures["tokens_per_ms"], "tokens/ms", **case)
-        how = {"how": repr(policy), "steps_by_sms": found.steps_by_sms}
-        return cell | figures | how | {"ms_by_keys": found.ms_by_keys}
+        made = {"steps_by_sms": found.steps_by_sms, "ms_by_keys": found.ms_by_keys}
+        return cell | figures | {"how": repr(policy)} | made
 
     def _power(self) -> Any:
         if self._meter is None and self.executor.pool.device.type == "cuda":

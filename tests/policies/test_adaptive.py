@@ -79,6 +79,8 @@ def test_without_room_for_late_tokens_requests_do_not_join_a_long_step() -> None
     policy = adaptive()
     late(policy, 100)
     assert policy.decide(NOW).rung is None
+    # of a prompt that is cut at 2,048 tokens nobody joins yet
+    assert policy.decide(replace(NOW, waiting=waiting(3000))).rung == 32
     # with steps of half the limit nobody is late
     hurry = adaptive(18.5)
     late(hurry, 100)
