@@ -133,7 +133,7 @@ asked: list = []
 
 class Figures:
     def __init__(self, ms):
-        self.ms, self.ms_by_keys = ms, {}
+        self.ms, self.ms_by_keys, self.steps_by_sms = ms, {}, {}
 
     def figures(self):
         return {"tbt_p50_ms": self.ms, "tbt_p99_ms": self.ms, "tokens_per_ms": self.ms}
