@@ -39,8 +39,19 @@ OUTPUTS = 3.0
 """A window is so many times as long as its mean output takes at the limit, so that the number of
 requests that decode has settled."""
 
-MARGINS = (0.04, 0.08, 0.12)
-"""Shares of the limit that chunks leave to forwards that take longer than predicted."""
+IN_TURNS = (0.04, 0.08, 0.12)
+"""Shares of the limit left to what takes longer than predicted, where policies share the device in
+time: forwards are as long as predicted, within some percent."""
+BESIDE = (0.08, 0.12, 0.2, 0.3, 0.4, 0.5)
+"""The same where they split it: most predict steps without what runs beside them, which makes them
+up to half as long again, and where both sides wait for each other a gap is longer still."""
+MARGINS = {
+    **dict.fromkeys(("chunked", "temporal"), IN_TURNS),
+    **dict.fromkeys(("duetserve", "drift", "muxwise", "bullet"), BESIDE),
+}
+"""Margins that are tried, by policy."""
+FEWER_TOKENS = 2048
+"""New tokens of an iteration of DuetServe, beside the paper's 8192."""
 CHUNKS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 SPLITS = (16, 20, 24, 32, 40, 48, 64)
 
@@ -108,13 +119,15 @@ def settings_of(policy: str, chunk: int | None = None) -> list[str]:
         policy: A name, or a name with settings, which is all that is tried.
         chunk: The chunk that the predictor finds under the limit; sizes far from it are left out.
     """
-    if policy == "chunked":
-        near = [x for x in CHUNKS if chunk is None or chunk / 2.1 <= x <= 4.2 * chunk]
-        margins = [f"{policy}:margin={margin}" for margin in MARGINS]
-        return [policy, *margins, *(f"{policy}:{size}" for size in near)]
     if policy == "static_split":
         return [f"{policy}:{sms}" for sms in SPLITS]
-    return [policy]
+    found = [policy, *(f"{policy}:margin={margin}" for margin in MARGINS.get(policy, ()))]
+    if policy == "chunked":
+        near = [x for x in CHUNKS if chunk is None or chunk / 2.1 <= x <= 4.2 * chunk]
+        found += [f"{policy}:{size}" for size in near]
+    if policy == "duetserve":
+        found += [f"{spec}:token_budget={FEWER_TOKENS}" for spec in found]
+    return found
 
 
 def known(names: Iterable[str], of: Sequence[str], what: str) -> tuple[str, ...]:

@@ -160,7 +160,7 @@ def maker(case: Case, spec: str, server: Server) -> Callable[[], Policy]:
 
     if not isinstance(server, OracleServer):
         return make
-    ways = [f"chunked:margin={margin}" for margin in MARGINS]
+    ways = [f"chunked:margin={margin}" for margin in MARGINS["chunked"]]
     ways += [f"static_split:{rung}" for rung in server.sizes.rungs]
     return lambda: Oracle([make(way) for way in ways], tbt_slo_ms=limit)
 

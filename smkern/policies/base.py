@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any, ClassVar, Literal
 
+from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
+from smkern.limits import as_float
 from smkern.policies.order import Order, order_named
 from smkern.policies.settings import (
     Limits,
@@ -23,9 +26,11 @@ class BasePolicy:
     Args:
         predictor, tbt_slo_ms, ttft_slo_ms, order: As all policies take them.
         settings: What else it is made of, by name, to be shown; None is not.
+        margin: Share of the time between tokens that no launch is planned to use.
 
     Raises:
-        ArgumentError: no such order, a limit that is none, or one without a predictor.
+        ArgumentError: no such order, a limit or margin that is none, or a limit without a
+            predictor.
     """
 
     decodes_alone_steadily = True
@@ -45,29 +50,34 @@ class BasePolicy:
         ttft_slo_ms: float | None,
         order: str | Order,
         settings: Mapping[str, object],
+        margin: float = 0.0,
     ) -> None:
+        if not 0 <= as_float("margin", margin) < 1:
+            raise ArgumentError(f"margin={margin}: give a share of the limit, 0 or more, under 1")
         if self.needs_limit:
             required(predictor, tbt_slo_ms)
         check_predictor(predictor, tbt_slo_ms if "tbt" in self.heeds else None)
         given = Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self._limits = Limits(**{f"{name}_us": getattr(given, f"{name}_us") for name in self.heeds})
+        self._wanted = Limits(**{f"{name}_us": getattr(given, f"{name}_us") for name in self.heeds})
+        self._limits = replace(self._wanted, tbt_us=(1.0 - margin) * self._wanted.tbt_us)
+        """What is planned for."""
         self._predictor: Any = predictor
-        self._settings = settings
+        self._settings = {**settings, "margin": margin or None}
         self.order = order_named(order)
 
     def __repr__(self) -> str:
         """As its user would write it; what is None or infinite was not said."""
         order = getattr(self.order, "__name__", repr(self.order))
         known: dict[str, object] = {
-            "tbt_slo_ms": self._limits.tbt_us / 1000,
-            "ttft_slo_ms": self._limits.ttft_us / 1000,
+            "tbt_slo_ms": self._wanted.tbt_us / 1000,
+            "ttft_slo_ms": self._wanted.ttft_us / 1000,
             "order": None if self.order is order_named("fcfs") else order,
         }
         first = getattr(self, self.first, None) if self.first else None
         words = [] if first is None else [repr(first)]
         words += [
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value!r}"
-            for name, value in (known | {**self._settings}).items()
+            for name, value in (known | self._settings).items()
             if value is not None and value != inf
         ]
         return f"{type(self).__name__}({', '.join(words)})"
@@ -76,4 +86,4 @@ class BasePolicy:
         """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
         if self.splits:
             check_splits(type(self).__name__, rungs)
-        check_reachable(self._limits, self._predictor, num_sms)
+        check_reachable(self._wanted, self._predictor, num_sms)

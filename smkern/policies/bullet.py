@@ -48,9 +48,10 @@ class Bullet(BasePolicy):
         layers: Layers of a step of prompts.
         reorder: Whether requests are served shortest first where no deadline breaks.
         pauses: Whether decode pauses.
+        margin: Share of the limit that is left to launches which take longer than predicted.
 
     Raises:
-        ArgumentError: no predictor, no limit, one that is none, or a count below 1.
+        ArgumentError: no predictor, no limit, one or a margin that is none, or a count below 1.
 
     Source: Bullet section 3.3, Algorithm 1 and figure 12.
 
@@ -97,9 +98,10 @@ class Bullet(BasePolicy):
         layers: int = LAYERS,
         reorder: bool = True,
         pauses: bool = True,
+        margin: float = 0.0,
     ) -> None:
         settings = {"layers": layers, "reorder": reorder, "pauses": pauses}
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         check_counts({"layers": layers})
         self._layers = layers
         self._reorder = reorder

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
-from smkern.limits import as_float
 from smkern.policies.admission import admitted, ids_of, taken
 from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
@@ -74,19 +72,14 @@ class Chunked(BasePolicy):
         ahead: bool = True,
     ) -> None:
         check_counts({"chunk_tokens": chunk_tokens, "steps": steps})
-        if not 0 <= as_float("margin", margin) < 1:
-            raise ArgumentError(f"margin={margin}: give a share of the limit, 0 or more, under 1")
         if chunk_tokens is None and tbt_slo_ms is None:
             chunk_tokens = CHUNK_TOKENS
-        settings = {
-            "chunk_tokens": chunk_tokens, "steps": steps, "margin": margin or None, "ahead": ahead,
-        }  # fmt: skip
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        settings = {"chunk_tokens": chunk_tokens, "steps": steps, "ahead": ahead}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         self._chunk_tokens = chunk_tokens
         if tbt_slo_ms is None:
             self._predictor = None
         self._steps = steps
-        self._margin = margin
         self._size = ChunkSize()
         self._ahead = ahead
 
@@ -103,7 +96,7 @@ class Chunked(BasePolicy):
         reason = ""
         if snapshot.batch and self._predictor is not None:
             prices = Prices(self._predictor, snapshot)
-            limit_us = (1.0 - self._margin) * self._limits.tbt_us
+            limit_us = self._limits.tbt_us
             most, us = self._size.largest(snapshot, prices, waiting, most, limit_us)
             waiting = taken(waiting, most)
             reason = f"chunk {most}" + (": the limit cannot be met beside it" * (us > limit_us))

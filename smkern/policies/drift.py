@@ -42,10 +42,11 @@ class Drift(BasePolicy):
         max_prefill_tokens: New tokens of a batch of prompts; a longer prompt comes alone, whole.
         join: "gang", as Algorithm 1 has it; "polled": as section 3.3 has it of joins, each side
             goes on and a batch joins when a poll sees it over.
+        margin: Share of the limit that is left to launches which take longer than predicted.
 
     Raises:
-        ArgumentError: no predictor, no limit, one that is none, shares that are none, or a count
-            below 1.
+        ArgumentError: no predictor, no limit, one or a margin that is none, shares that are none,
+            or a count below 1.
 
     Source: DRIFT section 3.5, Algorithm 1; section 3.3 for blocks; section 4 for the groups.
 
@@ -85,12 +86,13 @@ class Drift(BasePolicy):
         groups: Sequence[float] = GROUPS,
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         join: Literal["polled", "gang"] = "gang",
+        margin: float = 0.0,
     ) -> None:
         settings = {
             "groups": None if tuple(groups) == GROUPS else tuple(groups),
             "max_prefill_tokens": max_prefill_tokens, "join": join,
         }  # fmt: skip
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         check_counts({"max_prefill_tokens": max_prefill_tokens})
         if list(groups) != sorted(groups) or not all(0 < share < 1 for share in groups):
             raise ArgumentError(

@@ -55,9 +55,10 @@ class DuetServe(BasePolicy):
         ttft_slo_ms: Nothing follows from it.
         order: In which requests wait: a name of `smkern.policies.ORDERS`, or a function.
         token_budget: Tokens of an iteration, decode rows among them.
+        margin: Share of the limit that is left to launches which take longer than predicted.
 
     Raises:
-        ArgumentError: no predictor, no limit, one that is none, or a budget below 1.
+        ArgumentError: no predictor, no limit, one or a margin that is none, or a budget below 1.
 
     Source: DuetServe section 4.2, Algorithm 1; section 4.3 for k steps launched together.
 
@@ -96,9 +97,10 @@ class DuetServe(BasePolicy):
         ttft_slo_ms: float | None = None,
         order: str | Order = "fcfs",
         token_budget: int = TOKEN_BUDGET,
+        margin: float = 0.0,
     ) -> None:
         settings = {"token_budget": token_budget}
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         check_counts(settings)
         self._budget = token_budget
 

@@ -36,9 +36,10 @@ class MuxWise(BasePolicy):
         max_prefill_tokens: New tokens of a batch of prompts; a longer prompt comes alone, whole.
         steps: Decode steps launched at a time; 1 while a batch is about to join.
         preempt: Whether batches go before running ones, an option in the paper too.
+        margin: Share of the limit that is left to launches which take longer than predicted.
 
     Raises:
-        ArgumentError: no predictor, no limit, one that is none, or a count below 1.
+        ArgumentError: no predictor, no limit, one or a margin that is none, or a count below 1.
 
     Source: MuxWise section 3.4, figure 12; section 3.2.3 for layers and joins that are polled.
 
@@ -80,10 +81,11 @@ class MuxWise(BasePolicy):
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         steps: int = 2,
         preempt: bool = True,
+        margin: float = 0.0,
     ) -> None:
         counts = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
         settings = {**counts, "preempt": preempt}
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         check_counts(counts)
         self._max_tokens = max_prefill_tokens
         self._steps = steps

@@ -31,9 +31,11 @@ class Temporal(BasePolicy):
         order: In which requests wait: a name of `smkern.policies.ORDERS`, or a function.
         max_prefill_tokens: New tokens of a batch of prompts; a longer prompt comes in several.
         steps: Decode steps launched at a time where no prompt waits.
+        margin: Share of the limit that is left to launches which take longer than predicted.
 
     Raises:
-        ArgumentError: a count below 1, a limit that is none, or one without a predictor.
+        ArgumentError: a count below 1, a limit or margin that is none, or a limit without a
+            predictor.
 
     Source: the temporal sharing that the papers compare with (MuxWise section 2.3, DRIFT section
         2.3), by layers as in MuxWise section 3.2.3.
@@ -61,10 +63,11 @@ class Temporal(BasePolicy):
         order: str | Order = "fcfs",
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         steps: int = 2,
+        margin: float = 0.0,
     ) -> None:
         settings = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
         check_counts(settings)
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
 

@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 from smkern.bench.plots.replay import pictures
 from smkern.bench.replay import command as replay_command
 from smkern.bench.replay.cases import (
-    MARGINS,
+    BESIDE,
+    IN_TURNS,
     Case,
     checked_policies,
     checked_traces,
@@ -20,14 +21,15 @@ from smkern.bench.replay.cases import (
     sizes_of,
 )
 from smkern.bench.replay.grid import Grid, cases, run
-from smkern.bench.replay.measure import BOUND, How, name_gpu, with_bounds
+from smkern.bench.replay.measure import BOUND, How, name_gpu, simulated, with_bounds
 from smkern.bench.replay.rows import summarize
 from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.results import Results, ResultsError, load_results
 from smkern.bench.suite import Output, UnknownNameError
 from smkern.bench.tables import replay as tables
 from smkern.errors import ArgumentError, TraceError
-from smkern.replay import load_trace
+from smkern.policies import POLICIES
+from smkern.replay import load_trace, policy_named
 
 CASE = Case("qwen3-8b", "azure-code", 15.0, "fcfs", "chunked")
 
@@ -40,13 +42,23 @@ def test_the_table_begins_with_its_bounds() -> None:
 
 
 def test_settings_near_the_predictors() -> None:
-    margins = [f"chunked:margin={margin}" for margin in MARGINS]
+    margins = [f"chunked:margin={margin}" for margin in IN_TURNS]
     assert settings_of("chunked", 256) == ["chunked", *margins] + [
         f"chunked:{n}" for n in (128, 256, 384, 512, 768, 1024)
     ]
     assert "chunked:8192" in settings_of("chunked")
     assert settings_of("chunked:512") == ["chunked:512"]
-    assert settings_of("drift") == ["drift"]
+    assert settings_of("adaptive") == ["adaptive"]
+    assert settings_of("drift") == ["drift", *(f"drift:margin={margin}" for margin in BESIDE)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_setting_of_a_table_makes_a_policy(policy) -> None:
+    predictor = simulated("qwen3-8b").predictor
+    made = {
+        repr(policy_named(spec, predictor, tbt_slo_ms=15.0)) for spec in settings_of(policy, 256)
+    }
+    assert len(made) == len(settings_of(policy, 256))
 
 
 def test_long_outputs_want_longer_windows() -> None:

@@ -32,17 +32,6 @@ def test_it_says_what_it_was_made_of() -> None:
     assert repr(limited) == "Chunked(tbt_slo_ms=25, steps=2, ahead=True)"
 
 
-def test_a_margin_plans_for_less() -> None:
-    def chunk(limit_ms: float, **options: float) -> int | None:
-        policy = Chunked(tbt_slo_ms=limit_ms, predictor=Linear(), **options)
-        return policy.decide(moment(waiting=waiting(2000), running_kv=RUNNING)).chunk_tokens
-
-    assert chunk(8.0, margin=0.25) == chunk(6.0)
-    for margin in (-0.1, 1.0, "x"):
-        with pytest.raises(ArgumentError, match="margin="):
-            chunk(8.0, margin=margin)  # type: ignore[arg-type]
-
-
 def test_look_ahead() -> None:
     decision = Chunked(ahead=False).decide(moment(waiting=waiting(300), running_kv=RUNNING))
     assert decision == Decision(prefill=(0,), chunk_tokens=512)

@@ -24,6 +24,7 @@ from smkern.policies import (
     PrefillFirst,
     Snapshot,
     StaticSplit,
+    Temporal,
     TwoStreams,
     check,
 )
@@ -39,6 +40,7 @@ LIMITS = (0.001, 5.0, 20.0, 1e6)
 GOES_ON = (Chunked, MuxWise, StaticSplit, TwoStreams)
 """Those that never let a lane wait that has room."""
 REORDERS = (Bullet,)
+WITH_MARGIN = (Bullet, Chunked, Drift, DuetServe, MuxWise, Temporal)
 
 
 @st.composite
@@ -72,6 +74,25 @@ def policies(draw: st.DrawFn) -> Policy:
         join=draw(st.sampled_from(("polled", "gang"))),
         **limits,
     )
+
+
+@pytest.mark.parametrize("made", WITH_MARGIN)
+@settings(max_examples=100)
+@given(moments=st.lists(snapshots(), min_size=1, max_size=4))
+def test_a_margin_plans_for_a_shorter_limit(made: Any, moments: list[Snapshot]) -> None:
+    careful = made(predictor=Linear(), tbt_slo_ms=20.0, margin=0.25)
+    shorter = made(predictor=Linear(), tbt_slo_ms=15.0)
+    assert "tbt_slo_ms=20, " in repr(careful)
+    assert repr(careful).endswith("margin=0.25)")
+    for snapshot in moments:
+        assert careful.decide(snapshot) == shorter.decide(snapshot)
+
+
+@pytest.mark.parametrize("made", WITH_MARGIN)
+@pytest.mark.parametrize("margin", [-0.1, 1.0, "x"])
+def test_a_margin_is_a_share(made: Any, margin: Any) -> None:
+    with pytest.raises(ArgumentError, match="margin="):
+        made(predictor=Linear(), tbt_slo_ms=20.0, margin=margin)
 
 
 @settings(max_examples=300)
