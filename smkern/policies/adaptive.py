@@ -36,7 +36,7 @@ out no token."""
 ROOM_TO_GROW = 0.95
 """Share of the limit that a decode step may take when requests are admitted: its rows grow."""
 
-Mode = Literal["mixed", "split"]
+Mode = Literal["mixed", "split", "turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,11 @@ class Plan:
     """A way to go on with prompts.
 
     Attributes:
-        mode: "mixed": a chunk in the decode forward; "split": layers beside decode steps.
+        mode: "mixed": a chunk in the decode forward; "split": layers beside decode steps; "turns":
+            layers between them.
         rate: New tokens a microsecond.
         rung: SMs of the decode side, where it splits.
-        step_us: Decode step, as predicted.
+        step_us: Decode step, as predicted, with what runs before it in turns.
         chunk: New tokens of a mixed forward, at most.
         hurry: Whether two steps of a split fit the limit, so that no request that joins is late.
     """
@@ -65,8 +66,10 @@ class Adaptive(BasePolicy):
 
     When a batch of prompts can begin, two ways are priced: the largest chunk in the next decode
     forward; a batch by layers on the SMs that the smallest split under the limit leaves. The faster
-    one that keeps tokens in time is taken. A batch on its way moves its split with every decode
-    step, as rows come and keys grow; where none fits any more its layers take turns with steps.
+    one that keeps tokens in time is taken. Where decode rows leave no chunk its time, since the
+    least one fills another tile of every product, layers between decode steps are priced, too. A
+    batch on its way moves its split with every decode step, as rows come and keys grow; where none
+    fits any more its layers take turns with steps.
 
     A request that joins from a split waits for the step that runs, so its second token may be late:
     at most twice a step. With many tokens a request that is few of all; with short outputs it is
@@ -118,7 +121,7 @@ class Adaptive(BasePolicy):
         order: str | Order = "slack",
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         late: float = LATE,
-        modes: tuple[Mode, ...] = ("mixed", "split"),
+        modes: tuple[Mode, ...] = ("mixed", "split", "turns"),
     ) -> None:
         check_counts({"max_prefill_tokens": max_prefill_tokens})
         if not modes or not set(modes) <= set(get_args(Mode)):
@@ -202,9 +205,10 @@ class Adaptive(BasePolicy):
         """The fastest way that keeps tokens in time; decode alone where none does."""
         tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
         chunks = tuple(chunks_of(batch, tokens))
-        plans: list[Plan | None] = []
-        if "mixed" in self._modes:
-            plans.append(self._mixed(snapshot, prices, batch))
+        mixed = self._mixed(snapshot, prices, batch) if "mixed" in self._modes else None
+        plans = [mixed]
+        if "turns" in self._modes and (mixed is None or mixed.step_us > self._aim_us("mixed")):
+            plans.append(self._turns(snapshot, prices, chunks))
         if "split" in self._modes:
             # Without the hurry it is faster, where its late tokens may be risked.
             calm = self._split(snapshot, prices, chunks, hurry=False)
@@ -237,7 +241,7 @@ class Adaptive(BasePolicy):
             prefill=ids,
             chunk_tokens=tokens,
             layers=max(1, layers),
-            steps=1 if snapshot.joining else 2,
+            steps=1 if snapshot.joining or plan.mode == "turns" else 2,
             reason=why,
         )
 
@@ -258,7 +262,7 @@ class Adaptive(BasePolicy):
         why = f"split: step {step_us / 1000:.1f} ms"
         return split(snapshot, rung, layers=layers, steps=2, move=False, reason=why)
 
-    def _aim_us(self, mode: Mode | Literal["turns"]) -> float:
+    def _aim_us(self, mode: Mode) -> float:
         """What a step may take."""
         return self.lateness.aims[mode] * self._limit_us
 
@@ -315,6 +319,20 @@ class Adaptive(BasePolicy):
         if snapshot.rung is None:
             rate *= CHANGING
         return Plan("split", rate, rung, step_us, hurry=hurry)
+
+    def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
+        """A batch by layers between decode steps, on the whole device."""
+        if snapshot.prefill_queued:
+            return None
+        layers, total = self._layers(snapshot, prices, chunks, None), snapshot.num_sms
+        share = layers / snapshot.num_layers
+        us = prices.step_us(total) + share * prices.prompts_us(chunks, total)
+        if us > self._aim_us("turns") - self._gone_us(snapshot):
+            return None
+        rate = share * sum(new for new, _ in chunks) / us
+        if snapshot.rung is not None:
+            rate *= CHANGING
+        return Plan("turns", rate, None, us)
 
     def _rung(
         self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool, gone_us: float = 0.0

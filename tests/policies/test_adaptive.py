@@ -121,6 +121,40 @@ def test_the_least_chunk_may_take_the_whole_limit() -> None:
     assert policy.decide(waited).reason == "decode alone: a chunk would be late"
 
 
+class Tiles(Shares):
+    """A chunk beside decode rows takes another tile of every product: 1 ms."""
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        return super().alone_us(size, num_sms) + 1000.0 * bool(size.batch and size.chunks)
+
+
+def test_layers_between_steps_where_no_chunk_fits() -> None:
+    # The least chunk, of 54 tokens, takes 10.35 ms of 9.5: 5.2 tokens/ms. Two layers and a step
+    # take 9.39, and 18 of these the prompt: 5.9.
+    policy = Adaptive(Tiles(), tbt_slo_ms=10.0, modes=("mixed", "turns"))
+    decision = policy.decide(NOW)
+    assert (decision.rung, decision.prefill, decision.layers, decision.steps) == (None, (0,), 2, 1)
+    assert decision.reason == "turns: step 9.4 ms, 5.9 tokens/ms"
+    runs = replace(NOW, waiting=(), prefill=batch(1000, launched=2))
+    assert policy.decide(runs).layers == 2
+    assert policy.decide(replace(runs, prefill_queued=1)).layers == 0
+    # Nobody's token is late by it; a chunk would be.
+    late(policy, 100)
+    assert policy.decide(NOW).reason.startswith("turns")
+    chunks = Adaptive(Tiles(), tbt_slo_ms=10.0, modes=("mixed",))
+    assert chunks.decide(NOW).chunk_tokens == 54
+    # 12 ms hold a chunk: then a turn is not looked at.
+    roomy = Adaptive(Tiles(), tbt_slo_ms=12.0, modes=("mixed", "turns"))
+    assert roomy.decide(NOW).reason.startswith("mixed: step 10.3 ms")
+
+
+def test_no_turn_begins_where_it_would_be_late() -> None:
+    policy = Adaptive(Tiles(), tbt_slo_ms=10.0, modes=("turns",))
+    for moment_ in (replace(NOW, token_age_us=1000.0), replace(NOW, prefill_queued=1)):
+        assert policy.decide(moment_).prefill == ()
+    assert policy.decide(NOW).prefill == (0,)
+
+
 def test_a_request_waits_where_its_tokens_could_not_be_drawn_in_time() -> None:
     class Rows(Shares):
         def alone_us(self, size: Size, num_sms: int) -> float:
