@@ -30,8 +30,17 @@ SIZES = Sizes(
     kv_tokens=192_000, rungs=RUNGS, max_running=64, max_prefill=8, max_tokens=4096,
     max_context=18_000,
 )  # fmt: skip
-POLICY = {name: "static_split:32" if name == "static_split" else name for name in POLICIES}
-"""What is compared: all of them, each under the name of its class of policies."""
+POLICY = {name: name for name in POLICIES} | {
+    "static_split": "static_split:32",
+    "chunked": "chunked:margin=0.08",
+    "temporal": "temporal:margin=0.08",
+    "muxwise": "muxwise:margin=0.08",
+    "bullet": "bullet:margin=0.2",
+    "drift": "drift:margin=0.3",
+    "duetserve": "duetserve:margin=0.4",
+}
+"""What is compared: all of them, each under the name of its class of policies, with the margin that
+most goodputs were best with; `adaptive` learns its own."""
 
 
 def on_gpu() -> AbstractContextManager[Any]:
