@@ -10,15 +10,19 @@ allocator is off, so that every tensor has bounds of its own.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import click
 import torch
 
+import smkern
+from tests.gpu.every_lane import let_every_lane_arrive
 from tests.gpu.planted import write_past_the_end
 from tests.gpu.sanitizer_cases import CASES
 
@@ -32,6 +36,10 @@ PLACES = (
     "/usr/local/cuda/compute-sanitizer",
     "/opt/nvidia/compute-sanitizer",
 )
+RACE = re.compile(r"Race reported between (.*)")
+"""One report of racecheck: `Read access at gemm_ws+0x100 in gemm_ws.py:267`, then its writes."""
+READ = re.compile(r"Read access at (\w+)\+0x[0-9a-f]+ in (\w+\.py):(\d+)")
+SUMMARY = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?")
 
 
 def find_sanitizer() -> str | None:
@@ -52,10 +60,11 @@ def sanitized(
     sanitizer: str, tool: str, case: str, timeout_s: int = TIMEOUT_S
 ) -> tuple[int | None, str]:
     """Exit status (None: out of time) and output of one case under one tool."""
-    options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "5"]
+    options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     # cuda-bindings asks for functions of newer drivers: failed look-ups are no memory errors
     options += ["--report-api-errors", "no"]
     command = [sanitizer, *options, sys.executable, "-m", "tests.gpu.sanitizer", "--inside", case]
+    command += ["--every-lane"] * (tool == "racecheck")
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         done = subprocess.run(
@@ -74,12 +83,39 @@ def verdict(tool: str, case: str, status: int | None, output: str) -> tuple[bool
     if status is None:
         return False, "out of time"
     if status == FOUND:
-        return False, "errors found"
+        handovers = only_handovers(output)
+        if not handovers or "right values" not in output:
+            return False, "errors found"
+        return True, f"clean but for {handovers} hand-overs between Triton's warps"
     if status:
         return False, f"failed with {status}"
     if "right values" not in output:
         return False, "ran nothing"
     return True, "clean"
+
+
+def only_handovers(output: str) -> int:
+    """Reports of racecheck, where all are of one kind that is known to be none; else 0.
+
+    The warps of `gl.warp_specialize` are told what to run in a byte of shared memory each, written
+    and read on two sides of a named barrier that Triton's compiler puts there. Racecheck does not
+    follow it. Such a read is in no statement: its line is that of the kernel's `def`.
+    """
+    races, summary = RACE.findall(output), SUMMARY.search(output)
+    if summary is None or not len(races) == int(summary[1]) == int(summary[2]):
+        return 0  # some were not displayed
+    return len(races) if all(map(_is_read_at_def, races)) else 0
+
+
+def _is_read_at_def(race: str) -> bool:
+    """Whether a report begins with a read on the line of its kernel's definition."""
+    found = READ.match(race)
+    if found is None:
+        return False
+    kernel, file, line = found[1], found[2], int(found[3])
+    folder = Path(smkern.__file__).parent / "kernels"
+    texts = [path.read_text().splitlines() for path in folder.rglob(file)]
+    return any(f"def {kernel}(" in text[line - 1] for text in texts if line <= len(text))
 
 
 def run_inside(case: str) -> None:
@@ -98,9 +134,13 @@ def run_inside(case: str) -> None:
 @click.option("--cases", default=",".join(CASES), help="Cases to check.")
 @click.option("--timeout-s", default=TIMEOUT_S, help="Seconds for one tool on one case.")
 @click.option("--inside", default=None, help="Run one case in this process (for the tool).")
-def main(tools: str, cases: str, timeout_s: int, inside: str | None) -> None:
+@click.option("--every-lane", is_flag=True, help="With every lane arriving at barriers.")
+def main(tools: str, cases: str, timeout_s: int, inside: str | None, every_lane: bool) -> None:
     if inside:
-        run_inside(inside)
+        with tempfile.TemporaryDirectory() as folder:
+            if every_lane:
+                let_every_lane_arrive(Path(folder) / "csrc")
+            run_inside(inside)
         return
     sanitizer = find_sanitizer()
     if sanitizer is None:

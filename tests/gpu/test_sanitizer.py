@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.gpu.sample_support import precompile
@@ -29,9 +31,7 @@ def sanitizer() -> str:
     return path
 
 
-@pytest.mark.parametrize(
-    ("tool", "case"), [*(("memcheck", case) for case in CASES), ("racecheck", "sample")]
-)
+@pytest.mark.parametrize(("tool", "case"), product(("memcheck", "racecheck"), CASES))
 def test_it_is_clean(sanitizer, tool, case):
     if case == "sample":
         precompile()

@@ -1,0 +1,50 @@
+"""The attention kernels as racecheck can follow them: every lane arrives at the barriers of a warp.
+
+Where a warp hands shared memory over, its lanes write, `__syncwarp()`, and one lane arrives at an
+mbarrier, which orders all that came before (PTX, "causality order"). compute-sanitizer 2025 credits
+an arrival with the writes of its own lane, and reports those of the other 31: half a million in
+`attention_decode`. With an arrival of each lane, which costs no time that can be measured, it has
+nothing to report; so in a copy of `csrc/` each lane arrives, and what is reported there is a race.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from smkern.kernels import cuda_source
+
+EXPECT = """asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;"
+                     ::"r"(full), "r"(kQueryBytes) : "memory");
+      barrier_arrive(full);"""
+CHANGES = {
+    "attention_decode.cuh": (
+        ("  if (lane == 0) barrier_arrive(", "  barrier_arrive("),
+        ("&note.staged), 4)", "&note.staged), kTeamThreads)"),
+        ("&note.added), 4)", "&note.added), kTeamThreads)"),
+    ),
+    "attention_prefill_gather.cuh": (
+        ("barrier_init(full_work + 8 * i, 1)", "barrier_init(full_work + 8 * i, 32)"),
+        ("barrier_expect(full, kQueryBytes);", EXPECT),
+        ("else if (lane == 0) {\n      barrier_arrive(full)", "else {\n      barrier_arrive(full)"),
+    ),
+}  # fmt: skip
+"""What is replaced, once in each file."""
+
+
+def change(name: str, text: str) -> str:
+    """A file of `csrc/` in which every lane arrives."""
+    for old, new in CHANGES.get(name, ()):
+        if text.count(old) != 1:
+            raise ValueError(f"csrc/{name} has {text.count(old)} of {old!r}, not one: mend CHANGES")
+        text = text.replace(old, new)
+    return text
+
+
+def let_every_lane_arrive(folder: Path) -> None:
+    """Have this process compile a copy of `csrc/` in `folder` in which every lane arrives."""
+    shutil.copytree(cuda_source.source_folder(), folder)
+    for name in CHANGES:
+        path = folder / name
+        path.write_text(change(name, path.read_text()))
+    cuda_source.source_folder = lambda: folder
