@@ -34,6 +34,9 @@ pause, and two ways that are close would take turns, with late tokens at each.""
 MOST_LAYERS = 3
 """Layers of a group beside decode steps: while the host launches them, some 150 us each, it hands
 out no token."""
+HOSTS = 1.25
+"""A launch that takes no longer than so many times what the host took to launch it, such as layers
+of a few tokens, waited for the host: it tells nothing of the chip."""
 ROOM_TO_GROW = 0.95
 """Share of the limit that a decode step may take when requests are admitted: its rows grow."""
 
@@ -170,6 +173,8 @@ class Adaptive(BasePolicy):
         total, batch = snapshot.num_sms, self._batch
         for launch in snapshot.ended:
             size, num_sms, us = launch.size, launch.num_sms, launch.ended_us - launch.began_us
+            if us <= HOSTS * launch.host_us:
+                continue
             if num_sms == total:
                 self._predictor.observe(size, num_sms, us)
             elif batch is not None and launch.began_us > batch[2]:

@@ -17,14 +17,18 @@ BACK_OFF, GIVE_BACK = 0.005, 0.005 / 300
 """What a late step takes from the aim once half of what may be late is late, in proportion before;
 the rest is left to requests that join. And what one that is on time gives back."""
 LEAST_AIM, MOST_AIM = 0.8, 0.998
+OWN = 0.5
+"""Part of what may be late that a way may always risk of its own tokens: after a pause of the host,
+which spends all of it, the other way would be taken for seconds."""
 
 
 class Lateness:
     """The gaps between tokens, as they were handed out, and what follows from them.
 
     A row's gap is from one decode launch to the next one; that of a request that joins is from its
-    prompt. `aim` is the share of the limit that a step may be planned for: it
-    falls where steps turn out longer than predicted, and so takes in a chip's clock.
+    prompt. An aim is the share of the limit that a step may be planned for: it falls where steps
+    turn out longer than predicted, and so takes in a chip's clock. That of a way that is not taken
+    goes back to what it was at first.
 
     Args:
         limit_us: Limit of a gap.
@@ -38,6 +42,7 @@ class Lateness:
 
     def __init__(self, limit_us: float, allowed: float, aims: Mapping[str, float]) -> None:
         self.aims = dict(aims)
+        self._first = dict(aims)
         self._limit_us = limit_us
         self._allowed = allowed
         self._gaps, self._late = GIVEN, 0.0
@@ -51,7 +56,8 @@ class Lateness:
 
     def allows(self, late: float, gaps: float) -> bool:
         """Whether so many more late gaps among so many may be risked; none always may."""
-        return late <= 0 or self._late + late <= self._allowed * (self._gaps + gaps)
+        few = late <= OWN * self._allowed * gaps
+        return few or self._late + late <= self._allowed * (self._gaps + gaps)
 
     def see(self, ended: Iterable[Ended], num_sms: int) -> None:
         """Launches that ended since the last look.
@@ -84,8 +90,12 @@ class Lateness:
         if gap_us > self._limit_us:
             spent = min(1.0, 2 * self.share / self._allowed) if self._allowed else 1.0
             self.aims[mode] = max(LEAST_AIM, aim - BACK_OFF * spent)
-        elif gap_us > NEAR * aim * self._limit_us:
+            return
+        if gap_us > NEAR * aim * self._limit_us:
             self.aims[mode] = min(MOST_AIM, aim + GIVE_BACK)
+        for other, first in self._first.items():
+            if other != mode and self.aims[other] < first:
+                self.aims[other] = min(first, self.aims[other] + GIVE_BACK)
 
     def _count(self, rows: int, gap_us: float) -> None:
         self._gaps += rows

@@ -89,6 +89,7 @@ class Ended(NamedTuple):
         size: What it was made of.
         began_us, ended_us: When it ran, by the device's own times.
         seen_us: When the host saw it over, and handed out its tokens.
+        host_us: How long the host took to launch it.
     """
 
     lane: Literal["decode", "prefill"]
@@ -97,6 +98,7 @@ class Ended(NamedTuple):
     began_us: float
     ended_us: float
     seen_us: float
+    host_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

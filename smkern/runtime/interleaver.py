@@ -38,6 +38,7 @@ class Ticket:
         lane, place, work: What was launched, and where.
         launched_us: When the host launched it.
         event: Its end on the device.
+        host_us: How long the host took to launch it.
         seen_us: When the host saw it over; None: not yet.
         error: What the device reported to a `query`, for the next `poll`.
         fence: Of one that was abandoned and may still run: over when it is.
@@ -49,6 +50,7 @@ class Ticket:
     work: Work
     launched_us: float
     event: Event
+    host_us: float = 0.0
     seen_us: float | None = None
     error: DeviceError | None = None
     fence: Event | None = None
@@ -260,7 +262,8 @@ class Interleaver:
             self._place[lane] = place
             self._keep_place(lane)
             raise
-        ticket = Ticket(self._count, lane, place, work, launched_us, event)
+        host_us = self.device.now_us() - launched_us
+        ticket = Ticket(self._count, lane, place, work, launched_us, event, host_us)
         self._count += 1
         self._place[lane] = place
         self._queued[lane].append(ticket)

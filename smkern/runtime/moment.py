@@ -21,7 +21,7 @@ ENDED = 64
 """Launches that are remembered until the policy is asked."""
 
 Item = TypeVar("Item")
-_Over = tuple[Lane, int, Size, Event, float]
+_Over = tuple[Lane, int, Size, float, Event, float]
 """A launch that was over, whose times were not asked yet: that takes some 6 us on a GPU."""
 
 
@@ -99,7 +99,7 @@ class Observer:
             work = ticket.work
             if work.size is not None:
                 # Not the ticket: its work holds what it launches, such as tensors.
-                about = ticket.lane, ticket.place.num_sms, work.size
+                about = ticket.lane, ticket.place.num_sms, work.size, ticket.host_us
                 assert ticket.seen_us is not None
                 self._ended.append((*about, ticket.event, ticket.seen_us))
         if len(self._ended) > ENDED:
@@ -159,10 +159,10 @@ class Observer:
 def _times(launches: Iterable[_Over]) -> tuple[Ended, ...]:
     """The launches with the times of those that the device knows."""
     found = []
-    for lane, num_sms, size, event, seen_us in launches:
+    for lane, num_sms, size, host_us, event, seen_us in launches:
         times = times_us(event)
         if times is not None:
-            found.append(Ended(lane, num_sms, size, *times, seen_us))
+            found.append(Ended(lane, num_sms, size, *times, seen_us, host_us))
     return tuple(sorted(found, key=lambda ended: ended.ended_us))
 
 

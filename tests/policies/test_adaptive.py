@@ -227,3 +227,16 @@ def test_what_ran_beside_is_known_only_while_its_batch_runs() -> None:
     assert learnt[("decode", True)] > 1
     policy.decide(replace(NOW, ended=(slow._replace(began_us=40e3, ended_us=60e3),)))
     assert policy._predictor.factors == learnt
+
+
+def test_layers_that_waited_for_the_host_say_nothing_of_the_chip() -> None:
+    policy = adaptive(15.5, modes=("split",))
+    assert policy.decide(NOW).rung == 24
+    layers = Size((Chunk(4),), 3, LAYERS)
+    us = 1.5 * policy._predictor.alone_us(layers, 108)
+    ended = Ended("prefill", 108, layers, 1.0, 1.0 + us, 1.0 + us, host_us=0.9 * us)
+    going = moment(prefill=batch(1000, launched=16), running_kv=ROWS, prefill_queued=1)
+    policy.decide(replace(going, ended=(ended,)))
+    assert policy._predictor.factors == {}
+    policy.decide(replace(going, ended=(ended._replace(host_us=0.5 * us),)))
+    assert policy._predictor.factors[("prefill", True)] > 1

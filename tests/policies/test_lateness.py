@@ -6,7 +6,7 @@ import pytest
 
 from smkern.latency import Chunk, Size
 from smkern.policies import Ended
-from smkern.policies.lateness import BACK_OFF, GIVE_BACK, GIVEN, LEAST_AIM, MOST_AIM, Lateness
+from smkern.policies.lateness import BACK_OFF, GIVE_BACK, GIVEN, LEAST_AIM, MOST_AIM, OWN, Lateness
 
 LIMIT = 10_000.0
 
@@ -99,6 +99,22 @@ def test_an_aim_that_fell_to_the_bottom_rises_by_steps_as_short_as_it_plans() ->
     seen.aims["mixed"] = LEAST_AIM
     seen.see([step(7_000 * i, 7_000 * (i + 1), 5, chunk=64) for i in range(100)], 132)
     assert seen.aims["mixed"] == pytest.approx(LEAST_AIM + 99 * GIVE_BACK)
+
+
+def test_the_aim_of_a_way_that_is_not_taken_goes_back_to_what_it_was() -> None:
+    seen = lateness()
+    seen.aims["split"] = 0.95 - 5.5 * GIVE_BACK
+    seen.see([step(9_000 * i, 9_000 * (i + 1), 5, chunk=64) for i in range(5)], 132)
+    assert seen.aims["split"] == pytest.approx(0.95 - 1.5 * GIVE_BACK)
+    seen.see([step(9_000 * i, 9_000 * (i + 1), 5, chunk=64) for i in range(5, 100)], 132)
+    assert seen.aims["split"] == pytest.approx(0.95)
+
+
+def test_a_few_of_its_own_tokens_may_always_be_late() -> None:
+    seen = lateness(allowed=0.01)
+    seen.see([step(0, 9_000, 500), step(9_000, 60_000, 500)], 132)
+    assert seen.allows(1, 1 / (OWN * 0.01))
+    assert not seen.allows(1, 0.9 / (OWN * 0.01))
 
 
 def test_what_may_be_late_is_a_share_of_all() -> None:

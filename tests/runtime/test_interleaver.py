@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
+from smkern.latency import Chunk, Size
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import ROOM_US, Interleaver, Ticket
 from smkern.runtime.place import LANES, Place
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.rates import ConstantRates
 from tests.runtime.doubles import ManualDevice, work
 
 WHOLE = Place.whole(132)
@@ -228,6 +231,12 @@ def test_work_larger_than_the_bound_runs_in_an_empty_lane(device: ManualDevice) 
 def test_a_bound_of_none() -> None:
     with pytest.raises(ArgumentError, match="max_queued=0: give a whole number of at least 1"):
         Interleaver(ManualDevice(), max_queued=0)
+
+
+def test_a_launch_says_how_long_the_host_took() -> None:
+    device = SimDevice(132, (32,), ConstantRates(), prefill_launch_us=300.0)
+    layers = Work("layers", lambda place: None, launches=3, size=Size((Chunk(64),), 3, 8))
+    assert Interleaver(device).launch("prefill", layers).host_us == pytest.approx(900.0)
 
 
 def test_a_launch_that_raises_keeps_its_sms_until_what_it_launched_is_over(device) -> None:
