@@ -12,9 +12,6 @@ LOW, HIGH = 0.75, 1.5
 """Between which a factor stays: chips differ by a few per cent, a throttled one by a quarter."""
 OUTLIER = 2.0
 """A launch that is off by more than this factor tells nothing of the clock: something waited."""
-FORGOTTEN = 0.02
-"""Part of a factor beside that each other launch takes away: half of it in 35 launches. What is not
-launched beside anything because it seemed slow would otherwise seem so for good."""
 
 
 class Corrected:
@@ -22,8 +19,7 @@ class Corrected:
 
     A chip's clock follows its power limit, its temperature and its own voltage, and a profile was
     measured on another chip or another day. Each launch that ended moves the factor of its kind
-    towards its own time over the predicted one, by a small part in the logarithm, and factors of
-    others that ran beside something towards 1.
+    towards its own time over the predicted one, by a small part in the logarithm.
 
     Args:
         predictor: The predictor to be corrected.
@@ -102,9 +98,6 @@ class Corrected:
             return
         moved = factor * exp(self._rates[beside is not None] * log(us / (expected * factor)))
         self.factors[key] = min(max(moved, LOW), HIGH)
-        for other in self.factors:
-            if other != key and other[1]:
-                self.factors[other] **= 1.0 - FORGOTTEN
 
     def _factor(self, size: Size, beside: bool) -> float:
         return self.factors.get((size.kind, beside), 1.0) if self.factors else 1.0

@@ -24,9 +24,17 @@ CHANGES = {
         ("&note.added), 4)", "&note.added), kTeamThreads)"),
     ),
     "attention_prefill_gather.cuh": (
-        ("barrier_init(full_work + 8 * i, 1)", "barrier_init(full_work + 8 * i, 32)"),
+        ("empty_keys + 8 * i, 8)", "empty_keys + 8 * i, 256)"),
+        ("empty_values + 8 * i, 8)", "empty_values + 8 * i, 256)"),
+        ("full_work + 8 * i, 1)", "full_work + 8 * i, 32)"),
+        ("empty_work + 8 * i, kReaders)", "empty_work + 8 * i, 32 * kReaders)"),
+        ("if (!of_keys && lane == 0) barrier_arrive(", "if (!of_keys) barrier_arrive("),
+        ("if (lane == 0) barrier_arrive(s.empty_work", "barrier_arrive(s.empty_work"),
         ("barrier_expect(full, kQueryBytes);", EXPECT),
         ("else if (lane == 0) {\n      barrier_arrive(full)", "else {\n      barrier_arrive(full)"),
+    ),
+    "attention_prefill.cuh": (
+        ("if (lane == 0) barrier_arrive(empty + 8", "barrier_arrive(empty + 8"),
     ),
 }  # fmt: skip
 """What is replaced, once in each file."""

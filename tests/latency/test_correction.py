@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
-from smkern.latency.correction import FORGOTTEN, HIGH, LOW, Corrected
+from smkern.latency.correction import HIGH, LOW, Corrected
 from smkern.runtime.sim.rates import ConstantRates
 
 STEP = Size(batch=4, total_kv=4096)
@@ -44,17 +44,6 @@ def test_a_launch_that_waited_does_not_count() -> None:
     corrected.observe(STEP, 64, 2.5 * RATES.alone_us(STEP, 64))
     corrected.observe(Size(), 64, 10.0)
     assert corrected.factors == {}
-
-
-def test_what_runs_beside_nothing_else_for_a_while_is_no_longer_slow() -> None:
-    corrected = Corrected(RATES, rate=1.0, rate_beside=1.0)
-    corrected.observe(STEP, 64, 1.3 * 1.5 * RATES.alone_us(STEP, 64), PROMPT, 68)
-    corrected.observe(PROMPT, 132, 1.1 * RATES.alone_us(PROMPT, 132))
-    assert corrected.factors["decode", True] == pytest.approx(1.3 ** (1 - FORGOTTEN))
-    for _ in range(200):
-        corrected.observe(STEP, 132, RATES.alone_us(STEP, 132))
-    assert corrected.factors["decode", True] == pytest.approx(1.0, abs=0.01)
-    assert corrected.factors["prefill", False] == pytest.approx(1.1)
 
 
 @given(st.lists(st.floats(0.1, 10.0), max_size=60))
