@@ -27,8 +27,7 @@ class Lateness:
 
     A row's gap is from one decode launch to the next one; that of a request that joins is from its
     prompt. An aim is the share of the limit that a step may be planned for: it falls where steps
-    turn out longer than predicted, and so takes in a chip's clock. That of a way that is not taken
-    goes back to what it was at first.
+    turn out longer than predicted, and so takes in a chip's clock.
 
     Args:
         limit_us: Limit of a gap.
@@ -42,7 +41,6 @@ class Lateness:
 
     def __init__(self, limit_us: float, allowed: float, aims: Mapping[str, float]) -> None:
         self.aims = dict(aims)
-        self._first = dict(aims)
         self._limit_us = limit_us
         self._allowed = allowed
         self._gaps, self._late = GIVEN, 0.0
@@ -90,12 +88,8 @@ class Lateness:
         if gap_us > self._limit_us:
             spent = min(1.0, 2 * self.share / self._allowed) if self._allowed else 1.0
             self.aims[mode] = max(LEAST_AIM, aim - BACK_OFF * spent)
-            return
-        if gap_us > NEAR * aim * self._limit_us:
+        elif gap_us > NEAR * aim * self._limit_us:
             self.aims[mode] = min(MOST_AIM, aim + GIVE_BACK)
-        for other, first in self._first.items():
-            if other != mode and self.aims[other] < first:
-                self.aims[other] = min(first, self.aims[other] + GIVE_BACK)
 
     def _count(self, rows: int, gap_us: float) -> None:
         self._gaps += rows

@@ -101,15 +101,6 @@ def test_an_aim_that_fell_to_the_bottom_rises_by_steps_as_short_as_it_plans() ->
     assert seen.aims["mixed"] == pytest.approx(LEAST_AIM + 99 * GIVE_BACK)
 
 
-def test_the_aim_of_a_way_that_is_not_taken_goes_back_to_what_it_was() -> None:
-    seen = lateness()
-    seen.aims["split"] = 0.95 - 5.5 * GIVE_BACK
-    seen.see([step(9_000 * i, 9_000 * (i + 1), 5, chunk=64) for i in range(5)], 132)
-    assert seen.aims["split"] == pytest.approx(0.95 - 1.5 * GIVE_BACK)
-    seen.see([step(9_000 * i, 9_000 * (i + 1), 5, chunk=64) for i in range(5, 100)], 132)
-    assert seen.aims["split"] == pytest.approx(0.95)
-
-
 def test_a_few_of_its_own_tokens_may_always_be_late() -> None:
     seen = lateness(allowed=0.01)
     seen.see([step(0, 9_000, 500), step(9_000, 60_000, 500)], 132)
