@@ -1,10 +1,10 @@
 """The attention kernels as racecheck can follow them: every lane arrives at the barriers of a warp.
 
 Where a warp hands shared memory over, its lanes write, `__syncwarp()`, and one lane arrives at an
-mbarrier, which orders all that came before (PTX, "causality order"). compute-sanitizer 2025 credits
-an arrival with the writes of its own lane, and reports those of the other 31: half a million in
-`attention_decode`. With an arrival of each lane, which costs no time that can be measured, it has
-nothing to report; so in a copy of `csrc/` each lane arrives, and what is reported there is a race.
+mbarrier, which orders all that came before (PTX, "causality order"). compute-sanitizer of CUDA 13
+credits an arrival to its own lane, and reports what the other 31 wrote or read: half a million
+times in `attention_decode`, never where each lane arrives. So in a copy of `csrc/` each lane does,
+and what is reported there is a race.
 """
 
 from __future__ import annotations
