@@ -212,9 +212,12 @@ class Adaptive(BasePolicy):
         tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
         chunks = tuple(chunks_of(batch, tokens))
         mixed = self._mixed(snapshot, prices, batch) if "mixed" in self._modes else None
-        plans = [mixed]
+        turns = None
         if "turns" in self._modes and (mixed is None or mixed.step_us > self._aim_us("mixed")):
-            plans.append(self._turns(snapshot, prices, chunks))
+            turns = self._turns(snapshot, prices, chunks)
+            if turns is not None and self.lateness.is_overdrawn:
+                mixed = None  # it is such chunks that come late
+        plans = [mixed, turns]
         if "split" in self._modes:
             # Without the hurry it is faster, where its late tokens may be risked.
             calm = self._split(snapshot, prices, chunks, hurry=False)

@@ -17,6 +17,8 @@ BACK_OFF, GIVE_BACK = 0.005, 0.005 / 300
 """What a late step takes from the aim once half of what may be late is late, in proportion before;
 the rest is left to requests that join. And what one that is on time gives back."""
 LEAST_AIM, MOST_AIM = 0.8, 0.998
+OVERDRAWN = 2.0
+"""Of what may be late: with more, what is planned for longer than its aim is not taken any more."""
 OWN = 0.5
 """Part of what may be late that a way may always risk of its own tokens: after a pause of the host,
 which spends all of it, the other way would be taken for seconds."""
@@ -51,6 +53,11 @@ class Lateness:
     def share(self) -> float:
         """Late gaps of the last ones."""
         return self._late / self._gaps
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether much more came late than may."""
+        return self.share > OVERDRAWN * self._allowed
 
     def allows(self, late: float, gaps: float) -> bool:
         """Whether so many more late gaps among so many may be risked; none always may."""

@@ -148,6 +148,15 @@ def test_layers_between_steps_where_no_chunk_fits() -> None:
     assert roomy.decide(NOW).reason.startswith("mixed: step 10.3 ms")
 
 
+def test_chunks_over_their_aim_give_way_once_too_many_tokens_were_late() -> None:
+    policy = adaptive(9.5, modes=("mixed", "turns"))
+    assert policy.decide(NOW).reason == "mixed: step 9.3 ms, 5.8 tokens/ms"
+    late(policy, 30)
+    assert policy.decide(NOW).reason.startswith("mixed")
+    late(policy, 30)
+    assert policy.decide(NOW).reason == "turns: step 8.7 ms, 3.2 tokens/ms"
+
+
 def test_no_turn_begins_where_it_would_be_late() -> None:
     policy = Adaptive(Tiles(), tbt_slo_ms=10.0, modes=("turns",))
     for moment_ in (replace(NOW, token_age_us=1000.0), replace(NOW, prefill_queued=1)):
