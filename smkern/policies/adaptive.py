@@ -71,9 +71,10 @@ class Adaptive(BasePolicy):
     When a batch of prompts can begin, two ways are priced: the largest chunk in the next decode
     forward; a batch by layers on the SMs that the smallest split under the limit leaves. The faster
     one that keeps tokens in time is taken. Where decode rows leave no chunk its time, since the
-    least one fills another tile of every product, layers between decode steps are priced, too. A
-    batch on its way moves its split with every decode step, as rows come and keys grow; where none
-    fits any more its layers take turns with steps.
+    least one fills another tile of every product, layers between decode steps are priced, too, and
+    the chunk is left once too many tokens came late. A batch on its way moves its split with every
+    decode step, as rows come and keys grow; where none fits any more its layers take turns with
+    steps.
 
     A request that joins from a split waits for the step that runs, so its second token may be late:
     at most twice a step. With many tokens a request that is few of all; with short outputs it is
