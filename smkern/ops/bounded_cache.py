@@ -10,6 +10,10 @@ MAX_CACHED = 1 << 11
 """Plans, selections and records kept, of each; a plan holds about 4 KiB, so 8 MiB at most. Prompts
 of any length in any budget have tens of thousands of sizes, and few come again."""
 
+MAX_CHOICES = 1 << 17
+"""Choices of whole steps kept, of an operator, up to 0.5 KiB each: a warmup makes a few hundred for
+each weight in each budget, which take the host 1 to 2 ms each and are not to be made again."""
+
 
 def model_rows(m: int) -> int:
     """The rows that a model is asked about in place of `m`: the next step at or above.
@@ -33,14 +37,21 @@ def steps_to(max_m: int) -> list[int]:
     return steps
 
 
-def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep `value` under `key`; a full dictionary is emptied before.
+def keep(kept: dict[Any, Any], key: Any, value: Any, most: int | None = None) -> None:
+    """Keep `value` under `key`; a full dictionary lets the older half go before.
+
+    Args:
+        kept: The dictionary.
+        key, value: What is kept.
+        most: Entries, at most; None: `MAX_CACHED`.
 
     Raises:
         ArgumentError: something in the key cannot be one.
     """
-    if len(kept) >= MAX_CACHED:
-        kept.clear()
+    most = MAX_CACHED if most is None else most
+    if len(kept) >= most:
+        for old in list(kept)[: most // 2]:
+            kept.pop(old, None)
     try:
         kept[key] = value
     except TypeError:

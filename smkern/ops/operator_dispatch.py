@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from smkern.device import Budget
 from smkern.errors import ArgumentError, WarmupError
-from smkern.ops.bounded_cache import keep
+from smkern.ops.bounded_cache import MAX_CHOICES, keep
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -84,7 +84,7 @@ class OperatorDispatcher(Generic[P, C]):
         found = self._choices.get(key)
         if found is None:
             found = self._select(*key)
-            keep(self._choices, key, found)
+            keep(self._choices, key, found, MAX_CHOICES)
         return found
 
     def launch(self, problem: P, budget: Budget, *, capturing: bool = False) -> Launch:

@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, DeviceError, WarmupError
-from smkern.ops.bounded_cache import keep, model_rows
+from smkern.ops.bounded_cache import MAX_CHOICES, keep, model_rows
 from smkern.ops.gemm.explanation import Explanation
 from smkern.ops.gemm.extras import Extras
 from smkern.ops.gemm.plans import Plan
@@ -293,7 +293,7 @@ class Dispatcher:
                 constants = self.constants
                 near = select_near(rounded, budget, self.profile, tables, found, constants)
                 found = near or found
-            keep(self._steps, key, found)
+            keep(self._steps, key, found, MAX_CHOICES)
         return found
 
     def _library_may_run(self, problem: GemmProblem, budget: Budget) -> bool:
