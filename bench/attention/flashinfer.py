@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
+import smkern
 from smkern.bench.peers import once
 from smkern.measure.attention import AttentionOperands, AttentionSet, Layout
 from smkern.measure.timing import Call
 
 WORKSPACE_BYTES = 512 << 20
 """Four times what FlashInfer recommends: partials of large split batches fit."""
+XQA_BYTES, SEMAPHORE_BYTES = 256 << 20, 8 << 20
+"""XQA's own workspace, zeros at first, and how much of it is semaphores."""
 LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
 
 Run = Callable[[AttentionSet, tuple[torch.Tensor, torch.Tensor]], None]
@@ -36,9 +39,10 @@ class FlashInfer:
     def calls(self, ops: AttentionOperands) -> Iterator[tuple[str, Layout, Callable[[], Call]]]:
         """(provider, layout, what makes its call) of every way FlashInfer has for the case.
 
-        The two decode kernels are tensor cores (`fa2`) and CUDA cores; FA3 takes no fp8 cache under
-        bf16 queries. A mixed step is a prefill and a decode one after the other, or one prefill
-        launch for all rows. Wrappers are planned without graph padding, for these very lengths.
+        The decode kernels are tensor cores (`fa2`), CUDA cores and XQA, which takes its SM count
+        from the caller: the partition's. FA3 takes no fp8 cache under bf16 queries, and XQA rounds
+        these to e4m3 with one, an error of 4e-2: neither is asked to. A mixed step is a prefill and
+        a decode one after the other, or one prefill launch for all rows. Wrappers are planned without graph padding, for these very lengths.
         """
         if self.module is None:
             return
@@ -58,6 +62,8 @@ class FlashInfer:
         prefill = partial(self._prefill, ops, layout)
         if case.kind == "decode":
             ways = {b: way(partial(decode, everything, b)) for b in (*backends, "cuda-cores")}
+            if case.cache_dtype == "bf16":
+                ways["xqa"] = way(partial(self._xqa, ops, layout))
         elif case.kind == "prefill":
             ways = {b: way(partial(prefill, everything, b)) for b in backends}
         else:
@@ -71,6 +77,21 @@ class FlashInfer:
         wrapper = self.module.BatchDecodeWithPagedKVCacheWrapper(self.workspace, layout, **options)
         wrapper.plan(*_pages(ops, rows), *_sizes(ops), **_dtypes(ops))
         return _run(wrapper, ops, rows)
+
+    def _xqa(self, ops: AttentionOperands, layout: Layout) -> Run:
+        case, table = ops.case, ops.pages.table
+        own = torch.zeros(XQA_BYTES, dtype=torch.uint8, device=table.device)
+        semaphores, partials = own[:SEMAPHORE_BYTES], own[SEMAPHORE_BYTES:]
+        lens = ops.kv_lens.unsqueeze(1)
+
+        def run(one: AttentionSet, cache: tuple[torch.Tensor, torch.Tensor]) -> None:
+            self.module.xqa(
+                one.q.unsqueeze(1), *cache, table, lens, one.out.unsqueeze(1), partials, semaphores,
+                case.num_kv_heads, case.page_size, kv_layout=layout,
+                sm_count=smkern.current_num_sms(),
+            )  # fmt: skip
+
+        return run
 
     def _prefill(self, ops: AttentionOperands, layout: Layout, rows: range, backend: str) -> Run:
         wrapper = self.module.BatchPrefillWithPagedKVCacheWrapper(

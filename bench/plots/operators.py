@@ -24,6 +24,7 @@ CLIFFS: Mapping[str, dict[str, Any]] = {"smkern:triton": {}, "smkern": {"marker"
 ATTENTION: Mapping[str, dict[str, Any]] = {
     "sdpa:cudnn": {},
     "flashinfer:cuda-cores": {},
+    "flashinfer:xqa": {},
     "flashinfer:fa2": {},
     "flashinfer:fa3": {},
     "smkern:triton": {"label": "smkern's Triton kernel"},

@@ -18,6 +18,7 @@ STYLES = {
         "FlashInfer FA3, better of two partitions", "#c8553d", "s", linewidth=1.4, zorder=3
     ),
     "flashinfer:cuda-cores": look("FlashInfer, CUDA cores", "#a7c080", "v", linewidth=1.0),
+    "flashinfer:xqa": look("FlashInfer XQA", "#d9a441", "P", linewidth=1.0),
     "sdpa:cudnn": look(
         "cuDNN through SDPA, no pages", "#8d6a9f", "D", linewidth=1.0, linestyle="--"
     ),

@@ -23,6 +23,7 @@ ATTENTION_LABELS = {
     "smkern": "smkern",
     "flashinfer:fa2": "FlashInfer FA2",
     "flashinfer:cuda-cores": "FlashInfer, CUDA cores",
+    "flashinfer:xqa": "FlashInfer XQA",
     "flashinfer:fa3": "FlashInfer FA3",
     "flashinfer:fa2-one-launch": "FlashInfer FA2, one launch",
     "sdpa:cudnn": "cuDNN, no pages",

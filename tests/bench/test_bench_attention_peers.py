@@ -44,6 +44,11 @@ class FakeModule:
         class Prefill(Wrapper):
             kind = "prefill"
 
+        def xqa(q, k, v, table, lens, out, partials, semaphores, heads, page_size, **options):
+            shapes = {"q": tuple(q.shape), "k": tuple(k.shape), "lens": lens, "out": out}
+            module.log.append({**shapes, "sizes": (heads, page_size), **options})
+
+        self.xqa = xqa
         self.BatchDecodeWithPagedKVCacheWrapper = Decode
         self.BatchPrefillWithPagedKVCacheWrapper = Prefill
 
@@ -58,7 +63,7 @@ def ways(case: AttentionCase, monkeypatch) -> tuple[FakeModule, dict, AttentionO
 @pytest.mark.parametrize(
     ("case", "providers"),
     [
-        (DECODE, {"fa2", "fa3", "cuda-cores"}),
+        (DECODE, {"fa2", "fa3", "cuda-cores", "xqa"}),
         (FP8, {"fa2", "cuda-cores"}),
         (PREFILL, {"fa2", "fa3"}),
         (MIXED, {"fa2", "fa3", "fa2-one-launch"}),
@@ -84,6 +89,18 @@ def test_decode_is_planned_with_the_pages_and_dtypes(monkeypatch):
     assert sizes == [4, 2, 16, 16]
     assert options == {"q_data_type": torch.bfloat16, "kv_data_type": torch.float8_e4m3fn}
     assert run["k"] == (4, 16, 2, 16)
+
+
+def test_xqa_is_told_how_many_sms_the_stream_has(monkeypatch):
+    module, found, ops = ways(DECODE, monkeypatch)
+    monkeypatch.setattr("smkern.current_num_sms", lambda: 24)
+    call = found["flashinfer:xqa", "HND"]()
+    assert call(0) is ops.sets[0].out
+    (run,) = module.log
+    assert (run["sm_count"], run["kv_layout"], run["sizes"]) == (24, "HND", (2, 16))
+    assert (run["q"], run["out"].shape) == ((2, 1, 4, 16), (2, 1, 4, 16))
+    assert run["lens"].tolist() == [[37], [5]]
+    assert run["out"].data_ptr() == ops.sets[0].out.data_ptr()
 
 
 def test_a_mixed_step_is_a_prefill_and_then_a_decode(monkeypatch):
