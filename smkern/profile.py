@@ -214,9 +214,12 @@ def _identity(info: DeviceInfo) -> tuple[str, int, tuple[int, int]]:
     return info.name, info.num_sms, info.capability
 
 
-def _distance(info: DeviceInfo, known: DeviceInfo) -> tuple[bool, float]:
-    """Another architecture is farther than any difference in SMs."""
-    return info.capability != known.capability, abs(log(info.num_sms / known.num_sms))
+def _distance(info: DeviceInfo, known: DeviceInfo) -> tuple[bool, float, bool]:
+    """Another architecture is farther than any difference in SMs, or in memory for each of them."""
+    far = abs(log(info.num_sms / known.num_sms))
+    if info.memory_tbps and known.memory_tbps:
+        far += abs(log(info.memory_tbps / info.num_sms / known.memory_tbps * known.num_sms))
+    return info.capability != known.capability, far, gpu_folder(known.name) != DEFAULT
 
 
 def _of_this(profile: Profile, info: DeviceInfo, path: Path) -> Profile:

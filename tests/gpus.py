@@ -35,8 +35,14 @@ UNKNOWN = replace(
     _gpu("Some GPU of 2030", 200, (13, 1), 2500, 256, 200, 0.0), driver="unknown", cuda="unknown"
 )
 
-FOREIGN = (H100, H100_PCIE, H20, A100, L40S, B200, SLICE, TINY_SLICE, UNKNOWN)
+FOREIGN = (H100_PCIE, H20, A100, L40S, B200, SLICE, TINY_SLICE, UNKNOWN)
 """All that nothing is shipped for."""
+
+
+def nearest(info: DeviceInfo) -> DeviceInfo:
+    """The measured GPU whose ceilings are scaled for one of `FOREIGN`: with about as much memory
+    bandwidth an SM, where that is known."""
+    return H100 if info in (H100_PCIE, A100, L40S, TINY_SLICE) else H200
 
 
 def by_name(info: DeviceInfo) -> str:

@@ -27,7 +27,7 @@ from smkern.tuning.cells import PROVENANCE, user_path
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, CellKey
-from tests.gpus import A100, B200, FOREIGN, H100, H200, TINY_SLICE, install
+from tests.gpus import A100, B200, FOREIGN, H100, H200, TINY_SLICE, install, nearest
 from tests.gpus import by_name as named
 
 
@@ -185,7 +185,7 @@ def test_what_a_check_says_is_not_markup() -> None:
     assert "see [this]" in out.getvalue()
 
 
-@pytest.mark.parametrize("info", [H200, *FOREIGN], ids=named)
+@pytest.mark.parametrize("info", [H200, H100, *FOREIGN], ids=named)
 def test_every_gpu_is_examined_to_the_end(info, fake_gpu, monkeypatch) -> None:
     install(monkeypatch, info)
     report = doctor.examine()
@@ -196,12 +196,13 @@ def test_every_gpu_is_examined_to_the_end(info, fake_gpu, monkeypatch) -> None:
     assert f"on all {info.num_sms} SMs" in found["ceilings"].detail
     assert f"of the {info.num_sms} SMs of this {info.name}" in found["ladder"].detail
     assert "smkern autotune --model <name>" in found["your own"].detail
-    if info is H200:
+    if info in (H100, H200):
         assert found["ceilings"].status == found["shipped"].status == "ok"
-        assert "shipped, measured by smkern's authors on NVIDIA H200" in found["ceilings"].detail
+        measured = f"shipped, measured by smkern's authors on {info.name}"
+        assert measured in found["ceilings"].detail
         assert re.match(r"gemm [\d,]+, gemm_fp8 \d+, attention \d", found["shipped"].detail)
     else:
-        assert "scaled from NVIDIA H200's" in found["ceilings"].detail
+        assert f"scaled from {nearest(info).name}'s" in found["ceilings"].detail
         assert "smkern bench ceilings --save" in found["ceilings"].detail
         assert found["shipped"].detail == f"none for {info.name}"
 
