@@ -78,6 +78,10 @@ class Roofline:
         moved = fixed + load.keys * by_key.bytes_us
         return (*others, Bound(moved, load.pairs * by_key.flops_us))
 
+    def tbps(self, num_sms: int) -> float:
+        """What so many SMs read of memory, TB/s."""
+        return self._rates(num_sms)[0]
+
     @property
     def knows_gemms(self) -> bool:
         """Whether times of the model's GEMMs are known."""

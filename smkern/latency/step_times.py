@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import log2
+from math import sqrt
 
 from smkern.latency.curve import Curve, Filled
 from smkern.latency.roofline import Roofline
@@ -16,7 +16,13 @@ KEPT = 1 << 14
 PIECE = 512
 """Keys of a piece of attention's decode path; the last of a request's is half full in the mean."""
 DRAWN = 1e-2
-"""Weight of the usual factor of attention, in squares of its share of a step."""
+"""Squares of attention's share of steps, less of which say nothing of its factor."""
+SM_TBPS = 0.145
+"""Keys and values that decode attention takes in on one SM at most, TB/s."""
+FROM_MEMORY = 1.03
+"""Time of decode attention over its bytes' where memory alone limits it."""
+UNREAD = 0.5
+"""What keys that a last piece lacks cost of memory's time; of an SM's they cost all."""
 OTHERS_DRAWN = 1e-2
 """Weight of `UNMEASURED`, in squares of the share of a step that is not attention."""
 UNTUNED = 1.08
@@ -111,30 +117,35 @@ class StepTimes:
         if roofline.knows_gemms and batch > 16 and batch & (batch - 1):
             others_us *= UNTUNED
         over = self._others.at(num_sms, batch) if self._others else UNMEASURED
-        attention = over
-        if self._attention:
-            attention = _usual_over(num_sms) * self._attention.at(num_sms)
+        attention = self._attention.at(num_sms) if self._attention else over
         rest = self._rest.slice(num_sms).slice(batch) if self._rest else self._rest
         return _Step(batch, others_us, over, Attention(roofline, num_sms, batch), attention, rest)
 
 
 class Attention:
-    """Attention's roofline in steps of so many rows."""
+    """What attention takes in steps of so many rows: what memory needs for their keys, and an SM's
+    loads in flight for their pieces, blended."""
 
-    __slots__ = ("_fixed", "_key_us")
+    __slots__ = ("_fixed", "_key_us", "_piece_us")
 
     def __init__(self, roofline: Roofline, num_sms: int, batch: int) -> None:
         layers = roofline.num_layers
-        self._fixed, by_key = roofline.attention(batch, layers, num_sms)
-        self._key_us = max(by_key)  # a decode row sees all of its keys
+        fixed, by_key = roofline.attention(batch, layers, num_sms)
+        self._fixed = FROM_MEMORY * fixed
+        key_us = max(by_key)  # a decode row sees all of its keys
+        self._key_us = FROM_MEMORY * key_us
+        self._piece_us = key_us * roofline.tbps(num_sms) / (SM_TBPS * num_sms)
 
     def us(self, batch: int, total_kv: int) -> float:
         """Of a step of so many keys."""
+        unread = 0
         if total_kv % (PIECE * batch):
-            more = total_kv // 2
-            most = PIECE // 2 * batch
-            total_kv += more if more < most else most
-        return self._fixed + self._key_us * total_kv
+            unread = min(total_kv, PIECE * batch) // 2
+        memory = self._fixed + self._key_us * (total_kv + UNREAD * unread)
+        flight = self._piece_us * (total_kv + unread)
+        memory *= memory
+        flight *= flight
+        return sqrt(sqrt(memory * memory + flight * flight))
 
 
 class _Step:
@@ -167,7 +178,7 @@ def _attention_over(
 ) -> list[tuple[tuple[float], float]]:
     """r_a over the usual, by SMs: how much longer steps take that differ by their keys alone.
 
-    Least squares, drawn to the usual where the keys of few steps differ by little.
+    Least squares, drawn to the usual. SMs whose steps say little are left out, unless all are.
     """
     groups: dict[int, dict[int, list[tuple[float, float]]]] = {}
     for key, us in steps:
@@ -185,14 +196,7 @@ def _attention_over(
             both += sum(w * (a - x) * (us - y) for w, (a, us) in zip(weights, points, strict=True))
             squares += sum(w * (a - x) ** 2 for w, (a, _) in zip(weights, points, strict=True))
         if squares:
-            usual = _usual_over(num_sms)
-            over = (both + DRAWN * usual) / (squares + DRAWN)
-            found.append(((float(num_sms),), min(max(over / usual, 0.5), 2.0)))
-    return found
-
-
-def _usual_over(num_sms: float) -> float:
-    """r_a of an H200's steps: 1.8 on 16 SMs, which cannot draw all that the memory gives them by
-    their loads in flight, and 1.05 from 48 on."""
-    share = min(max(log2(num_sms / 16) / log2(48 / 16), 0.0), 1.0)
-    return 1.8 + share * (1.05 - 1.8)
+            over = (both + DRAWN) / (squares + DRAWN)
+            found.append((squares, ((float(num_sms),), min(max(over, 0.5), 2.0))))
+    least = min(DRAWN, max((squares for squares, _ in found), default=0.0))
+    return [point for squares, point in found if squares >= least]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FP8 = "-fp8"
 """What stands behind the names of presets whose linear layers are in fp8."""
-GUARD = 1.12
+GUARD = 1.13
 """What a step beside prompts may take over what is expected."""
 UNMEASURED_BESIDE = 1.25
 """Slowdown beside other work, where no cell says more: a long prompt's beside decode on 48 SMs."""

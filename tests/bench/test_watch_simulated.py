@@ -51,7 +51,7 @@ def test_as_the_gpu_served_it(name: str, limit: str) -> None:
 
 def test_adaptive_stays_with_the_split_that_it_began() -> None:
     """Chunks and splits are close here, and each change would make tokens late."""
-    found = served(Adaptive(TABLE, tbt_slo_ms=20.0))
+    found = served(Adaptive(TABLE, tbt_slo_ms=20.0), seconds=10.0)
     figures = found.figures()
     assert figures["tokens_per_ms"] > 25.5
     assert figures["tbt_p99_ms"] < 20.0

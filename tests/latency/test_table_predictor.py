@@ -18,8 +18,10 @@ from smkern.errors import ArgumentError, ProfileError, TableError
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.confidence import AT_A_CELL, MOST
 from smkern.latency.roofline import Roofline
+from smkern.latency.step_times import Attention
 from smkern.latency.table import Timing, read_timings, shipped, shipped_path
 from smkern.latency.table_predictor import GUARD
+from smkern.profile import load_profile
 from tests.latency.small import LAYERS, PROFILE, SIZES, TIMINGS
 
 PREDICTOR = TablePredictor(TIMINGS, SIZES, PROFILE)
@@ -33,6 +35,13 @@ def decode(batch: int, context: int) -> Size:
 
 def roofline_us(size: Size, num_sms: int) -> float:
     return sum(max(bound) for bound in Roofline(SIZES, PROFILE).bounds(size, num_sms))
+
+
+def least_us(size: Size, num_sms: int) -> float:
+    """What the time of a decode step is taken over."""
+    roofline = Roofline(SIZES, PROFILE)
+    others_us = roofline.others_us(size.batch, size.batch, LAYERS, num_sms)
+    return others_us + Attention(roofline, num_sms, size.batch).us(size.batch, size.total_kv)
 
 
 def prompt(tokens: int, *, layers: int = LAYERS, head: bool = True, cached: int = 0) -> Size:
@@ -76,10 +85,10 @@ def test_a_prompt_takes_no_longer_than_one_of_more_tokens() -> None:
     assert predictor.alone_us(prompt(64), 100) == pytest.approx(180)
 
 
-def test_between_cells_the_time_over_the_roofline_is_interpolated() -> None:
+def test_between_cells_the_time_over_the_least_is_interpolated() -> None:
     def over(batch: int) -> float:
         size = decode(batch, 1024)
-        return PREDICTOR.alone_us(size, 20) / roofline_us(size, 20)
+        return PREDICTOR.alone_us(size, 20) / least_us(size, 20)
 
     assert over(8) == pytest.approx((over(1) + over(64)) / 2)
 
@@ -91,11 +100,37 @@ def test_a_decode_step_by_hand() -> None:
     assert roofline_us(decode(1, 1024), 20) == pytest.approx(moved / 1e6)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "measured"),
+    [
+        ("h100-80gb-hbm3", {16: 2.27, 24: 2.69, 32: 2.82, 48: 2.93, 132: 2.96}),
+        ("h200", {16: 2.22, 24: 2.87, 32: 3.79, 48: 4.32, 132: 4.39}),
+    ],
+)
+def test_attention_is_held_up_by_loads_in_flight_on_few_sms_and_by_memory_on_many(
+    gpu: str, measured: dict[int, float]
+) -> None:
+    """TB/s of 64 x 4096, of `bench attention`; and what a key beyond two whole pieces costs."""
+    roofline = Roofline(SHIPPED["qwen3-8b"].sizes, load_profile(gpu))
+    keys = 64 * 4096
+    moved = 2 * 2 * 36 * 8 * 128 * keys
+
+    def tbps(num_sms: int) -> float:
+        return moved / Attention(roofline, num_sms, 64).us(64, keys) / 1e6
+
+    for num_sms, found in measured.items():
+        assert tbps(num_sms) == pytest.approx(found, rel=0.12)
+    for num_sms, least, most in ((8, 1.2, 1.25), (132, 1.12, 1.13)):
+        attention = Attention(roofline, num_sms, 64)
+        started = attention.us(64, 64 * 1025) / attention.us(64, 64 * 1024)
+        assert least < started < most
+
+
 def test_beyond_the_cells_times_grow_as_the_roofline() -> None:
     twice = PREDICTOR.alone_us(prompt(2 * 65_536), 100) / PREDICTOR.alone_us(prompt(65_536), 100)
     assert 2 < twice < 4  # attention's share grows
     near, far = decode(64, 1024), decode(64, 4096)
-    grown = roofline_us(far, 100) / roofline_us(near, 100)
+    grown = least_us(far, 100) / least_us(near, 100)
     assert PREDICTOR.alone_us(far, 100) == pytest.approx(grown * 200.0)
 
 
