@@ -42,7 +42,8 @@ class FlashInfer:
         The decode kernels are tensor cores (`fa2`), CUDA cores and XQA, which takes its SM count
         from the caller: the partition's. FA3 takes no fp8 cache under bf16 queries, and XQA rounds
         these to e4m3 with one, an error of 4e-2: neither is asked to. A mixed step is a prefill and
-        a decode one after the other, or one prefill launch for all rows. Wrappers are planned without graph padding, for these very lengths.
+        a decode one after the other, or one prefill launch for all rows. Wrappers are planned
+        without graph padding, for these very lengths.
         """
         if self.module is None:
             return
