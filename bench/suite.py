@@ -85,9 +85,11 @@ class Output:
     quick: bool = False
     deadline: Deadline = Deadline()
 
-    def open(self, *, resume: bool = False) -> Results:
-        """The file's results to add to, with `resume` or the option, else fresh ones."""
-        return open_results(self.path, resume=self.resume or resume, meta=collect_meta())
+    def open(self, *, resume: bool = False, **about: Any) -> Results:
+        """The file's results to add to, with `resume` or the option, else fresh ones; `about` is
+        what their provenance says otherwise."""
+        meta = collect_meta() | about
+        return open_results(self.path, resume=self.resume or resume, meta=meta)
 
 
 def file_options(suite: str, *, quick: str) -> Callable[[Any], Any]:

@@ -203,23 +203,30 @@ def profile_for(info: DeviceInfo) -> Profile:
     own = cache_file(info)
     if own.exists():
         return _of_this(_read(own, "measured"), info, own)
+    near = nearest(info)[0]
+    if _identity(near.info) == _identity(info):
+        return replace(near, info=info)
+    return scaled(info, near)
+
+
+def nearest(info: DeviceInfo) -> list[Profile]:
+    """The shipped profiles: this GPU's first, if there is one, then of those most like it."""
     shipped = [_read(path, "shipped") for path in sorted(SHIPPED.glob("*.json"))]
-    for profile in shipped:
-        if _identity(profile.info) == _identity(info):
-            return replace(profile, info=info)
-    return scaled(info, min(shipped, key=lambda known: _distance(info, known.info)))
+    return sorted(shipped, key=lambda known: _distance(info, known.info))
 
 
 def _identity(info: DeviceInfo) -> tuple[str, int, tuple[int, int]]:
     return info.name, info.num_sms, info.capability
 
 
-def _distance(info: DeviceInfo, known: DeviceInfo) -> tuple[bool, float, bool]:
+def _distance(info: DeviceInfo, known: DeviceInfo) -> tuple[bool, bool, float, bool]:
     """Another architecture is farther than any difference in SMs, or in memory for each of them."""
+    is_other = _identity(info) != _identity(known)
     far = abs(log(info.num_sms / known.num_sms))
     if info.memory_tbps and known.memory_tbps:
         far += abs(log(info.memory_tbps / info.num_sms / known.memory_tbps * known.num_sms))
-    return info.capability != known.capability, far, gpu_folder(known.name) != DEFAULT
+    is_default = gpu_folder(known.name) == DEFAULT
+    return is_other, info.capability != known.capability, far, not is_default
 
 
 def _of_this(profile: Profile, info: DeviceInfo, path: Path) -> Profile:

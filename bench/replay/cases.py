@@ -11,7 +11,9 @@ from typing import Any
 from smkern.bench.replay.oracle import ORACLE
 from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.suite import UnknownNameError
+from smkern.device import gpu_folder
 from smkern.policies import ORDERS, POLICIES
+from smkern.profile import DEFAULT, load_profile
 from smkern.replay import GENERATORS, Sizes, Trace, load_trace, sizes_for
 
 Cell = dict[str, Any]
@@ -92,11 +94,11 @@ def trace_named(trace: str, folder: Path = FOLDER, requests: int = 6000) -> Trac
     return load_trace(folder / FILES[trace] if trace in FILES else trace, requests=requests)
 
 
-def sizes_of(model: str) -> Sizes:
-    """What serves a model in a replay."""
+def sizes_of(model: str, gpu: str = DEFAULT) -> Sizes:
+    """What serves a model in a replay, on a GPU of that name."""
     from smkern.models.presets import preset
 
-    return sizes_for(preset(model))
+    return sizes_for(preset(model), load_profile(gpu_folder(gpu)).info)
 
 
 def requests_for(

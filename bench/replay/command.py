@@ -18,22 +18,22 @@ from smkern.bench.replay.cases import (
     checked_policies,
     checked_traces,
 )
-from smkern.bench.replay.grid import listed
+from smkern.bench.replay.grid import GPU_OPTION, listed
 from smkern.bench.replay.measure import (
     MAX_REQUESTS,
     How,
     goodput_cell,
-    name_gpu,
     rate_cell,
     simulated,
 )
 from smkern.bench.replay.own_table import note_table, read_own
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.suite import Deadline
+from smkern.device import has_gpu
 from smkern.measure.options import IntList
 from smkern.measure.provenance import collect_meta
 from smkern.policies import POLICIES
-from smkern.profile import DEFAULT, load_profile
+from smkern.profile import load_profile
 from smkern.replay import Served, SimServer
 from smkern.replay.comparison import aligned
 from smkern.replay.run import Server
@@ -77,6 +77,7 @@ class Floats(click.ParamType):
 @click.option("--rate", "rates", type=Floats(), default=None, help="Requests/s, as 4,8,12.")
 @click.option("--goodput", "seeks", is_flag=True, help="Seek the highest rate within the limits.")
 @click.option("--seconds", type=float, default=60.0, show_default=True, help="Of a replay.")
+@GPU_OPTION
 @click.option("--table", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               default=None,
               help="A latency table of your own, not the shipped one.")  # fmt: skip
@@ -112,7 +113,7 @@ def command(
     rates: tuple[float, ...] | None, seeks: bool, seconds: float, simulates: bool | None,
     arrivals: Any, seeds: tuple[int, ...], overlong: Any, rungs: tuple[int, ...] | None,
     drain: bool, traces_folder: Path, out: Path | None, plots: Path | None,
-    time_limit_s: float | None, table: Path | None,
+    time_limit_s: float | None, table: Path | None, gpu: str,
 ) -> None:  # fmt: skip
     """Replay a trace under policies: waits, gaps, what is in time at rates, or goodput.
 
@@ -136,11 +137,14 @@ def command(
     chosen = checked_policies(listed(policies, list(POLICIES)), POLICIES)
     ordered = checked_orders(listed(orders, ()))
     found = [Case(model, *rest) for rest in product(named, tbt_ms, ordered, chosen)]
-    results = Results() if out is None else open_results(out, resume=True, meta=collect_meta())
+    if simulates is None:
+        simulates = not has_gpu()
+    meta = collect_meta() | ({"gpu": load_profile(gpu).info.name} if simulates else {})
+    results = Results() if out is None else open_results(out, resume=True, meta=meta)
     note_table(results, table)
     deadline = Deadline.after(time_limit_s)
     runner = _Runner(results, out, how, deadline)
-    with _server(model, simulates, how.rungs, table) as server:
+    with _server(model, gpu if simulates else None, how.rungs, table) as server:
         if seeks:
             runner.goodputs(found, server)
         else:
@@ -211,25 +215,18 @@ class _Runner:
             what = "dropped" if self._how.overlong == "drop" else "cut"
             click.echo(f"  {cell['overlong']} requests longer than the context were {what}")
         self._results.add(cell)
-        if cell["simulated"]:
-            name_gpu(self._results)
         if self._out is not None:
             self._results.save(self._out)
 
 
 @contextmanager
 def _server(
-    model: str, simulates: bool | None, rungs: tuple[int, ...], table: Path | None
+    model: str, gpu: str | None, rungs: tuple[int, ...], table: Path | None
 ) -> Iterator[Server]:
-    """The simulated H200, or the GPU that is here."""
-    from smkern.device import has_gpu
-
-    if simulates is None:
-        simulates = not has_gpu()
-    profile = load_profile(DEFAULT if simulates else None)
-    own = None if table is None else read_own(table, model, profile)
-    if simulates:
-        yield simulated(model, rungs, predictor=own)
+    """The simulated GPU of that name; None: the one that is here."""
+    own = None if table is None else read_own(table, model, load_profile(gpu))
+    if gpu is not None:
+        yield simulated(model, rungs, gpu=gpu, predictor=own)
         return
     from smkern.bench.replay.gpu import RUNGS, open_server
 

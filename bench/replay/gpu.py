@@ -15,7 +15,7 @@ from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.replay.cases import sizes_of
 from smkern.bench.runtime.workload import PAGE_SIZE, frozen, open_executor
 from smkern.bench.runtime.workload import Sizes as ExecutorSizes
-from smkern.latency import TablePredictor
+from smkern.measure.predictor import predictor_for
 from smkern.replay import Served, Sizes, Trace
 from smkern.replay.prompts import token_ids
 from smkern.replay.run import TokenTimes
@@ -157,7 +157,7 @@ def open_server(
         say: Told how far it is.
         sizes: What it holds, the rungs included. None: what replays of the model hold.
         layers: Layers of it, the first ones. None: all.
-        predictor: Prices launches. None: the model's shipped table on this GPU.
+        predictor: Prices launches. None: the nearest shipped table.
     """
     from smkern.models import Weights
     from smkern.models.presets import preset
@@ -165,11 +165,11 @@ def open_server(
     config = preset(model)
     if layers is not None:
         config = config.replace(num_layers=layers)
+    gpu = smkern.device_info().name
     if predictor is None:
-        shipped = TablePredictor.load(model, smkern.device_info().name)
-        predictor = shipped if layers is None else shipped.for_model(config)
+        predictor = predictor_for(config, gpu)
     weights = Weights.random(config, device="cuda")
-    sizes = replace(sizes_of(model), rungs=rungs) if sizes is None else sizes
+    sizes = replace(sizes_of(model, gpu), rungs=rungs) if sizes is None else sizes
     with _executor(weights, sizes, say) as executor, frozen():
         yield GpuServer(model, executor, predictor, power_meter())
 

@@ -27,12 +27,13 @@ from smkern.bench.replay.cases import (
     checked_policies,
     checked_traces,
 )
-from smkern.bench.replay.measure import BOUND, How, goodput_cell, name_gpu, specs, with_bounds
+from smkern.bench.replay.measure import BOUND, How, goodput_cell, specs, with_bounds
 from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
 from smkern.measure.options import IntList
 from smkern.policies import ORDERS, POLICIES
+from smkern.profile import DEFAULT, load_profile
 
 Work = tuple[Case, str]
 """A case and the settings of its policy that are tried."""
@@ -184,12 +185,20 @@ def _take(grid: Grid, work: Work, future: Future[Cell | None]) -> None:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write the file, bounds beside goodputs, named after the GPU whose tables time it."""
-    name_gpu(results)
+    """Write the file, bounds beside goodputs."""
     for cell in with_bounds(results.cells):
         results.add(cell)
     results.summary = summarize(results.cells)
     results.save(path)
+
+
+GPU_OPTION = click.option(
+    "--sim-gpu",
+    "gpu",
+    default=DEFAULT,
+    show_default=True,
+    help="The GPU that is simulated, by the folder of its latency tables.",
+)
 
 
 def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
@@ -216,6 +225,7 @@ def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
         default="poisson",
         show_default=True,
     ),
+    GPU_OPTION,
     click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
     click.option(
         "--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True
@@ -226,7 +236,7 @@ def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
 def command(
     output: Output, models: str, traces: str | None, policies: str | None, orders: str | None,
     limits_ms: tuple[int, ...] | None, seeds: int, seconds: float, least: int,
-    rungs: tuple[int, ...] | None, arrivals: Any, jobs: int, traces_folder: Path,
+    rungs: tuple[int, ...] | None, arrivals: Any, gpu: str, jobs: int, traces_folder: Path,
 ) -> None:  # fmt: skip
     """Goodput of every policy on real and generated traces, simulated; its bound beside it.
 
@@ -242,8 +252,9 @@ def command(
         checked_policies(listed(policies, list(POLICIES))),
     )
     how = How(
-        tuple(range(seeds)), arrivals, seconds, least, tuple(rungs or ()), folder=traces_folder
-    )
-    grid = Grid(output.open(), list(table), how)
+        tuple(range(seeds)), arrivals, seconds, least, tuple(rungs or ()), folder=traces_folder,
+        gpu=gpu,
+    )  # fmt: skip
+    grid = Grid(output.open(gpu=load_profile(gpu).info.name), list(table), how)
     run(grid, output, jobs)
     click.echo(f"{len(grid.results.by_key)} cells in {output.path}; {grid.left()} left (--resume)")

@@ -24,11 +24,10 @@ from smkern.bench.replay.cases import (
 )
 from smkern.bench.replay.oracle import ORACLE, Oracle, OracleServer
 from smkern.bench.replay.stock import ON_STOCK, STOCK, stock_predictor
-from smkern.bench.results import Results, ResultsError
 from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
 from smkern.policies import Policy
-from smkern.profile import DEFAULT, load_profile
+from smkern.profile import DEFAULT
 from smkern.replay import (
     Goodput,
     Report,
@@ -82,6 +81,7 @@ class How:
         overlong: What becomes of requests longer than the context.
         folder: Where recorded traces lie.
         precision: Of a goodput.
+        gpu: What is simulated, as its tables are named.
     """
 
     seeds: tuple[int, ...] = (0,)
@@ -92,49 +92,43 @@ class How:
     overlong: Overlong = "drop"
     folder: Path = FOLDER
     precision: float = 0.02
+    gpu: str = DEFAULT
 
 
 def simulated(
     model: str,
     rungs: tuple[int, ...] = (),
     *,
+    gpu: str = DEFAULT,
     policy: str = "",
     predictor: Predictor | None = None,
 ) -> SimServer:
-    """The simulated server of a model, of certain rungs, with a predictor's times (None: the
-    default one's) or, as the policy wants, those of stock kernels; policies that want the same
+    """The simulated server of a model on a GPU, of certain rungs, with a predictor's times (None:
+    the default one's) or, as the policy wants, those of stock kernels; policies that want the same
     share one."""
     kind = OracleServer if policy == ORACLE else SimServer
     if predictor is not None:
-        return _made(kind, model, rungs, predictor)
-    return _shared(kind, model, rungs, policy in ON_STOCK)
+        return _made(kind, model, rungs, gpu, predictor)
+    return _shared(kind, model, rungs, gpu, policy in ON_STOCK)
 
 
 @lru_cache(maxsize=4)
-def _shared(kind: type[SimServer], model: str, rungs: tuple[int, ...], is_stock: bool) -> SimServer:
-    return _made(kind, model, rungs, stock_predictor(model) if is_stock else None)
+def _shared(
+    kind: type[SimServer], model: str, rungs: tuple[int, ...], gpu: str, is_stock: bool
+) -> SimServer:
+    return _made(kind, model, rungs, gpu, stock_predictor(model, gpu) if is_stock else None)
 
 
 def _made(
-    kind: type[SimServer], model: str, rungs: tuple[int, ...], predictor: Predictor | None
+    kind: type[SimServer],
+    model: str,
+    rungs: tuple[int, ...],
+    gpu: str,
+    predictor: Predictor | None,
 ) -> SimServer:
-    sizes = sizes_of(model)
-    return kind(model, predictor=predictor, sizes=replace(sizes, rungs=rungs) if rungs else sizes)
-
-
-def name_gpu(results: Results) -> None:
-    """Name a file of simulated replays after the GPU whose tables time them.
-
-    Raises:
-        ResultsError: the file has replays that were measured on another.
-    """
-    name, named = load_profile(DEFAULT).info.name, results.meta.get("gpu")
-    if named != name and any(cell.get("simulated") is False for cell in results.cells):
-        raise ResultsError(
-            f"replays measured on {named!r} and simulated of {name!r} are no one file's: name "
-            "another with --out"
-        )
-    results.meta["gpu"] = name
+    sizes = sizes_of(model, gpu)
+    sizes = replace(sizes, rungs=rungs) if rungs else sizes
+    return kind(model, gpu=gpu, predictor=predictor, sizes=sizes)
 
 
 def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:
@@ -190,7 +184,7 @@ def goodput_cell(
         server: What serves; None: simulated.
     """
     began = time.monotonic()
-    server = server or simulated(case.model, how.rungs, policy=case.policy)
+    server = server or simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy)
     spec = spec or specs(case)[0]
     trace, rate, requests = prepared(case, how, server)
     is_bound = case.policy == BOUND
@@ -266,7 +260,7 @@ def rate_cell(
         drain: Whether requests are served to their last token, behind the last arrival too.
         preheat_s: Other requests come for so long before, at the same rate: a chip is faster cold.
     """
-    server = server or simulated(case.model, how.rungs, policy=case.policy)
+    server = server or simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy)
     trace = trace_named(case.trace, how.folder).fitting(server.max_context, how.overlong)
     drawn = trace.thinned(requests or max(20, round(rate_rps * how.seconds)), seed)
     timed = drawn.at_rate(rate_rps, how.arrivals, seed)

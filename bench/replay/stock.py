@@ -21,13 +21,12 @@ STOCK = "stock_"
 """In front of a policy's name: it is served with the times of `stock_predictor`."""
 ON_STOCK = tuple(STOCK + name for name in ("chunked", "adaptive"))
 """What the table has: what users have, and what a split would give them without our kernels."""
-GPU = "h200"
 PROMPT = 4096
 """Tokens of the prompts that the runtime suite times alone."""
 
 
 @lru_cache(maxsize=2)
-def stock_predictor(model: str) -> TablePredictor:
+def stock_predictor(model: str, gpu: str) -> TablePredictor:
     """How long stock kernels take (cuBLAS, FlashInfer, elementwise torch).
 
     The runtime suite times one decode batch and prompts of 4,096: both alone, in one forward, and
@@ -35,12 +34,12 @@ def stock_predictor(model: str) -> TablePredictor:
     smkern's kernels.
 
     Raises:
-        TableError: the results have no such times of this model.
+        TableError: the results have no such times of this model on this GPU.
     """
-    path = FOLDER / GPU / "runtime.json"
+    path = FOLDER / gpu / "runtime.json"
     results = load_results(path)
     timings = stock_timings(model, results.cells, results.meta["num_sms"], path)
-    return TablePredictor(timings, ModelSizes.of(preset(model)), load_profile(GPU))
+    return TablePredictor(timings, ModelSizes.of(preset(model)), load_profile(gpu))
 
 
 def stock_timings(

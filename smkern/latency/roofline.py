@@ -104,9 +104,10 @@ class Roofline:
         like = self._like
         if like is None or not us:
             return us
-        layers = like.num_layers
-        known = like.others_us(tokens, rows, layers, num_sms)
-        return us * known / sum(max(x) for x in like.others(tokens, rows, layers, num_sms))
+        layers, theirs = like.num_layers, like._profile.info.num_sms
+        at = max(1, round(num_sms * theirs / self._profile.info.num_sms))
+        known = like.others_us(tokens, rows, layers, at)
+        return us * known / sum(max(x) for x in like.others(tokens, rows, layers, at))
 
     def others(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[Bound, ...]:
         """All kernels but attention, of so many tokens and rows of logits."""

@@ -1,4 +1,4 @@
-"""A simulated H200 that serves traces: no GPU, no torch, times by a predictor."""
+"""A simulated GPU that serves traces: no GPU, no torch, times by a predictor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
 from smkern.limits import as_float
+from smkern.profile import DEFAULT, load_profile
 from smkern.replay.records import Served
 from smkern.replay.run import TokenTimes
 from smkern.replay.sizes import Sizes, sizes_for
@@ -33,8 +34,9 @@ class SimServer:
 
     Args:
         model: A preset's name, or a configuration.
-        predictor: How long launches take. None: the model's table on an H200.
-        sizes: What it holds. None: `sizes_for` the model.
+        gpu: The GPU's name, as its tables have it: "h200", "h100-80gb-hbm3".
+        predictor: How long launches take. None: the model's table on that GPU, else Qwen3-8B's.
+        sizes: What it holds. None: `sizes_for` the model and the GPU.
         decode_launch_us, prefill_launch_us: Host time of a decode launch and of a layer of prompts.
         spread: Of launches' times around what is predicted; see `Varied`. 0: they take just that.
 
@@ -44,12 +46,14 @@ class SimServer:
 
     Raises:
         ConfigError, TableError: no such model, or nothing that says how long it takes.
+        ProfileError: no such GPU.
     """
 
     def __init__(
         self,
         model: str | ModelConfig = "qwen3-8b",
         *,
+        gpu: str = DEFAULT,
         predictor: Predictor | None = None,
         sizes: Sizes | None = None,
         decode_launch_us: float = DECODE_LAUNCH_US,
@@ -61,15 +65,16 @@ class SimServer:
 
         self.config = preset(model) if isinstance(model, str) else model
         if predictor is None:
-            predictor = TablePredictor.load(model if isinstance(model, str) else "qwen3-8b")
+            predictor = TablePredictor.load(model if isinstance(model, str) else "qwen3-8b", gpu)
             predictor = predictor.for_model(self.config)
         self.predictor = predictor
-        self.sizes = sizes_for(self.config) if sizes is None else sizes
+        self.sizes = sizes_for(self.config, load_profile(gpu).info) if sizes is None else sizes
         self._launch_us = decode_launch_us, prefill_launch_us
         self._spread = as_float("spread", spread)
         if not 0 <= self._spread <= 1:
             raise ArgumentError(f"spread={spread}: give a share of a launch's time, 0 to 1")
-        self.name = f"{model if isinstance(model, str) else 'a model'}, simulated"
+        named = model if isinstance(model, str) else "a model"
+        self.name = f"{named}, simulated" + (f" on {gpu}" if gpu != DEFAULT else "")
         self.num_sms, self.num_layers = self.sizes.num_sms, self.config.num_layers
         self.kv_tokens = self.sizes.kv_tokens
         self.max_context = self.sizes.max_context

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smkern.errors import ArgumentError
+from smkern.profile import DEFAULT, load_profile
 
 if TYPE_CHECKING:
+    from smkern.device import DeviceInfo
     from smkern.models.config import ModelConfig
 
 RUNGS = (8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 72, 80, 96, 112)
 """SMs of the decode side: close together where decode steps still gain by more of them."""
 KV_TOKENS = 700_000
-HBM_BYTES = 141e9
-USED = 0.88
+USED = 0.826
 """Share of the device's memory that weights and pages take; the rest is activations and graphs."""
 
 
@@ -47,22 +48,33 @@ class Sizes:
         return self.kv_tokens // self.page_size
 
 
-def kv_tokens_beside(config: ModelConfig) -> int:
-    """Tokens of KV that an H200 holds beside a model's weights, 700,000 at most.
+def kv_tokens_beside(config: ModelConfig, info: DeviceInfo) -> int:
+    """Tokens of KV that a GPU holds beside a model's weights, 700,000 at most.
 
     Raises:
         ArgumentError: the weights leave no room.
     """
-    left = USED * HBM_BYTES - config.weight_bytes
+    left = USED * info.memory_bytes - config.weight_bytes
     tokens = int(left / config.kv_bytes_per_token) // 10_000 * 10_000
     if tokens <= 0:
         raise ArgumentError(
-            f"the weights take {config.weight_bytes / 1e9:.0f} GB: an H200 has "
-            f"{HBM_BYTES / 1e9:.0f}, and no room for KV is left; replay a smaller model"
+            f"the weights take {config.weight_bytes / 1e9:.0f} GB: an {info.name} has "
+            f"{info.memory_bytes / 1e9:.0f}, and no room for KV is left; replay a smaller model"
         )
     return min(KV_TOKENS, tokens)
 
 
-def sizes_for(config: ModelConfig) -> Sizes:
-    """The default of a model: 256 rows, all of its context, as much KV as an H200 holds."""
-    return Sizes(kv_tokens=kv_tokens_beside(config), max_context=min(config.max_position, 40_960))
+def sizes_for(config: ModelConfig, info: DeviceInfo | None = None) -> Sizes:
+    """The default of a model: 256 rows, all of its context, as much KV as the GPU holds.
+
+    Args:
+        config: The model.
+        info: The GPU; None: an H200.
+
+    Raises:
+        ArgumentError: the weights leave no room.
+    """
+    info = info or load_profile(DEFAULT).info
+    rungs = tuple(rung for rung in RUNGS if rung < info.num_sms)
+    most = min(config.max_position, 40_960)
+    return Sizes(kv_tokens_beside(config, info), rungs, max_context=most, num_sms=info.num_sms)

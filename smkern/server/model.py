@@ -13,16 +13,17 @@ import torch
 
 import smkern
 from smkern.device import torch_device
-from smkern.errors import ArgumentError, ProfileError, TableError
 from smkern.kv import KvPool
 from smkern.latency import TablePredictor
 from smkern.latency.predictor import Predictor
+from smkern.measure.predictor import predictor_for
 from smkern.models import Decoder, ModelCalls, ModelConfig
-from smkern.models.presets import find_model, presets
+from smkern.models.presets import find_model
 from smkern.models.quantization import Kind
 from smkern.models.shard import WHOLE as WHOLE_MODEL
 from smkern.models.weights import with_dtype
 from smkern.policies import Policy
+from smkern.profile import load_profile
 from smkern.replay.named import policy_named
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.loading import find_weights, kv_sizes
@@ -130,43 +131,20 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
 
 
 def _policy(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Policy:
-    """The policy with the model's latency table, or another's for its sizes; without any table,
-    one that needs none."""
-    spec, order = options.policy, options.order
-    try:
-        predictor = _predictor(config, options, gpu)
-    except (TableError, ProfileError) as error:
-        if options.table is not None:
-            raise
-        with suppress(ArgumentError):
-            return policy_named(spec, order=order)
-        raise error from None
-    return policy_named(spec, predictor, tbt_slo_ms=options.tbt_ms, order=order)
+    """The policy, with what says how long the model's launches take."""
+    predictor = _predictor(config, options, gpu)
+    return policy_named(options.policy, predictor, tbt_slo_ms=options.tbt_ms, order=options.order)
 
 
 def _predictor(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Predictor:
     if options.table is not None:
         return TablePredictor.read(options.table).for_model(config)
-    alike = {name: other for name, other in presets().items() if _same(other, config)}
-    known = sorted(alike, key=lambda name: alike[name].quantization != config.quantization)
-    return _shipped([*known, "qwen3-8b"], gpu).for_model(config)
-
-
-def _shipped(names: list[str], gpu: str | None) -> TablePredictor:
-    """The first of some tables that there is.
-
-    Raises:
-        TableError, ProfileError: none for that GPU.
-    """
-    for name in names[:-1]:
-        with suppress(TableError):
-            return TablePredictor.load(name, gpu)
-    return TablePredictor.load(names[-1], gpu)
-
-
-def _same(one: ModelConfig, other: ModelConfig) -> bool:
-    sizes = ("num_layers", "hidden_size", "num_q_heads", "num_kv_heads", "intermediate_size", "moe")
-    return all(getattr(one, name) == getattr(other, name) for name in sizes)
+    sms: set[int] = set()
+    if gpu is not None:
+        total = load_profile().info.num_sms
+        rungs = [rung for rung in options.rungs if rung < total]
+        sms = {total, *rungs, *(total - rung for rung in rungs)}
+    return predictor_for(config, gpu, sms=sorted(sms))
 
 
 def _pool(config: ModelConfig, options: EngineOptions, device: Any) -> KvPool:

@@ -21,10 +21,10 @@ from smkern.bench.replay.cases import (
     sizes_of,
 )
 from smkern.bench.replay.grid import Grid, cases, run
-from smkern.bench.replay.measure import BOUND, How, name_gpu, simulated, with_bounds
+from smkern.bench.replay.measure import BOUND, How, simulated, with_bounds
 from smkern.bench.replay.rows import summarize
 from smkern.bench.replay.stock import ON_STOCK
-from smkern.bench.results import Results, ResultsError, load_results
+from smkern.bench.results import Results, load_results
 from smkern.bench.suite import Output, UnknownNameError
 from smkern.bench.tables import replay as tables
 from smkern.errors import ArgumentError, TraceError
@@ -141,8 +141,10 @@ def test_a_small_table_by_a_process_of_its_own(tmp_path: Path) -> None:
     how = How(seconds=1.0, precision=1.0)
     path = tmp_path / "replay.json"
     # no such model: an error is a cell, and the run goes on
-    table = Grid(Results(), [Case("gpt", "sharegpt-like", 30.0, "fcfs", "temporal")], how)
-    run(table, Output(path), jobs=1)
+    output = Output(path)
+    case = Case("gpt", "sharegpt-like", 30.0, "fcfs", "temporal")
+    table = Grid(output.open(gpu="NVIDIA H200"), [case], how)
+    run(table, output, jobs=1)
     found = load_results(path)
     (cell,) = found.cells
     assert "gpt" in cell["error"]
@@ -179,16 +181,21 @@ def test_the_command_replays_at_rates_and_goes_on_where_it_ended(tmp_path: Path)
     assert again.output.count("static_split:32") == 2  # its rows of the table
 
 
-def test_measured_replays_keep_their_gpus_name() -> None:
-    measured = {"op": "replay", "case": {"trace": "x"}, "provider": "chunked", "simulated": False}
-    results = Results(meta={"gpu": "NVIDIA A100"})
-    name_gpu(results)
-    assert results.meta["gpu"] == "NVIDIA H200"
-    results.meta["gpu"] = "NVIDIA A100"
-    results.add(measured)
-    with pytest.raises(ResultsError, match="'NVIDIA A100' and simulated of 'NVIDIA H200'"):
-        name_gpu(results)
-    assert results.meta["gpu"] == "NVIDIA A100"
+def test_replays_of_a_gpu_have_a_file_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "replays.json"
+    words = (*SMALL, "--rate", "5", "--seconds", "2", "--out", str(path), "--sim-gpu")
+    invoke(*words, "h100-80gb-hbm3")
+    assert load_results(path).meta["gpu"] == "NVIDIA H100 80GB HBM3"
+    failed = invoke(*words, "h200")
+    assert "HBM3' and of 'NVIDIA H200' are no one file's" in str(failed.exception)
+    failed = invoke(*words, "a100")
+    assert "no profile a100.json; shipped are: h100-80gb-hbm3, h200" in str(failed.exception)
+
+
+def test_a_gpu_of_less_memory_holds_less() -> None:
+    assert simulated("qwen3-8b", gpu="h100-80gb-hbm3").kv_tokens == 360_000
+    assert sizes_of("qwen3-32b").kv_tokens == 220_000
+    assert sizes_of("qwen3-32b", "NVIDIA H100 80GB HBM3").kv_tokens == 10_000
 
 
 def test_the_command_stops_in_time_and_says_what_is_left(tmp_path: Path) -> None:

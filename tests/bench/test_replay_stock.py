@@ -55,7 +55,7 @@ def test_a_model_without_forwards_is_refused_with_the_command_that_measures_it()
 
 @pytest.mark.parametrize(("model", "layers"), [("qwen3-8b", 36), ("qwen3-32b", 64)])
 def test_committed_times_come_back(model: str, layers: int) -> None:
-    stock, ours = stock_predictor(model), TablePredictor.load(model)
+    stock, ours = stock_predictor(model, "h200"), TablePredictor.load(model)
     forward = Size((Chunk(448),), layers, layers, True, 64, 64 * 2048)
     assert stock.alone_us(forward, 132) > ours.alone_us(forward, 132)
 
@@ -67,5 +67,5 @@ def test_they_are_policies_of_the_grid_alone(name: str) -> None:
     ours = Case("qwen3-8b", "azure-code", 15.0, "fcfs", name.removeprefix("stock_"))
     assert specs(case) == specs(ours), "tried with the same settings"
     stock, ours = simulated("qwen3-8b", policy="stock_chunked"), simulated("qwen3-8b")
-    assert stock.predictor is stock_predictor("qwen3-8b")
+    assert stock.predictor is stock_predictor("qwen3-8b", "h200")
     assert stock.sizes == ours.sizes

@@ -1,0 +1,93 @@
+"""Predictors of models and GPUs that have no latency table."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from smkern.bench.results import FOLDER
+from smkern.latency import Chunk, Size, TablePredictor
+from smkern.latency.accuracy import accuracy
+from smkern.latency.profile_file import read_profile
+from smkern.measure.predictor import predictor_for
+from smkern.models import ModelConfig, preset
+from smkern.profile import Profile, load_profile, profile_for, scaled
+from tests import gpus
+
+H100 = "h100-80gb-hbm3"
+STEP = Size(batch=64, total_kv=64 * 2048)
+SMS = (16, 32, 100, 132)
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    warnings.simplefilter("error")
+
+
+@pytest.mark.parametrize("gpu", [None, "NVIDIA H200", H100])
+def test_a_models_own_table_is_taken(gpu: str | None) -> None:
+    found = predictor_for(preset("qwen3-8b"), gpu)
+    assert found.alone_us(STEP, 32) == TablePredictor.load("qwen3-8b", gpu).alone_us(STEP, 32)
+
+
+@pytest.mark.parametrize(
+    ("profile", "alone", "beside"),
+    [
+        (load_profile(H100), 0.055, 0.065),  # measured ceilings, tuned tables
+        (scaled(gpus.H100, load_profile("h200")), 0.1, 0.1),  # nothing but its facts
+    ],
+    ids=["measured", "scaled"],
+)
+def test_an_h100_is_told_from_an_h200(profile: Profile, alone: float, beside: float) -> None:
+    """Held-out launches of Qwen3-8B on an H100, by an H200's table of it."""
+    held_out = read_profile(FOLDER / H100 / "qwen3-8b.profile.jsonl")
+    gemms = held_out.gemms if profile.source == "shipped" else None
+    table = TablePredictor.load("qwen3-8b", "h200")
+    found = accuracy(table.for_model(preset("qwen3-8b"), profile, gemms), held_out.held_out)
+    assert found.solo["all"].mean < alone < accuracy(table, held_out.held_out).solo["all"].mean
+    assert found.beside["decode"].mean < beside
+
+
+@pytest.mark.parametrize(("model", "gpu"), [("qwen3-14b", H100), ("llama-3.1-8b", "h200")])
+def test_gemms_of_another_model_are_its_own(model: str, gpu: str) -> None:
+    config = preset(model)
+    if gpu == H100:
+        with pytest.warns(UserWarning, match=r"qwen3-14b's on an 'NVIDIA H200'.*smkern profile"):
+            found = predictor_for(config, gpu, sms=SMS)
+    else:
+        found = predictor_for(config, gpu, sms=SMS)
+    assert found.profile == load_profile(gpu)
+    assert found.sizes.num_layers == config.num_layers
+    assert found.alone_us(STEP, 16) > found.alone_us(STEP, 132)
+
+
+@pytest.mark.parametrize("info", gpus.FOREIGN, ids=gpus.by_name)
+def test_every_gpu_has_one(info, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.install(monkeypatch, info)
+    near, total = gpus.nearest(info).name, info.num_sms
+    with pytest.warns(UserWarning, match=rf"of '{info.name}' for this model.*on an '{near}'"):
+        found = predictor_for(preset("qwen3-8b"), info.name, sms=(total // 4, total))
+    assert found.profile == profile_for(info)
+    prompt = Size((Chunk(2048),), 36, 36, True)
+    assert found.alone_us(STEP, total // 4) > found.alone_us(STEP, total) > 0
+    assert found.slowdown(STEP, total // 4, prompt, total - total // 4) >= 1
+
+
+def test_experts_have_a_table_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another GPU too: Qwen3-8B's says little of them."""
+    experts = preset("qwen3-30b-a3b")
+    with pytest.warns(UserWarning, match="qwen3-30b-a3b's on an 'NVIDIA H200'"):
+        found = predictor_for(experts, H100)
+    alone = TablePredictor.load("qwen3-30b-a3b", "h200").alone_us(STEP, 132)
+    assert alone < found.alone_us(STEP, 132) < 1.5 * alone
+
+
+def test_a_small_model_of_ones_own() -> None:
+    config: ModelConfig = preset("qwen3-8b").replace(num_layers=4)
+    found = predictor_for(config, sms=())
+    assert (
+        0 < found.alone_us(STEP, 132) < 0.2 * predictor_for(preset("qwen3-8b")).alone_us(STEP, 132)
+    )
