@@ -52,6 +52,17 @@ def _all(table: Callable[[Suites], str]) -> Block:
     return lambda folder, suites: table(suites)
 
 
+def _beside(folder: Path, suites: Suites) -> str:
+    """What the folders of other GPUs have beside this one."""
+    others = {}
+    for other in sorted(folder.parent.glob("*/")):
+        found = {path.stem: load_results(path) for path in sorted(other.glob("*.json"))}
+        if found and other != folder:
+            name = next(iter(found.values())).meta["gpu"]
+            others[str(name).removeprefix("NVIDIA ")] = found
+    return overview.gpus_table(suites, others)
+
+
 def _pictures(pattern: str) -> Block:
     """The folder's pictures of that name, by paths from the page beside the folder."""
 
@@ -72,6 +83,7 @@ BLOCKS: dict[str, Block] = {
     "suites": _all(overview.suites_table),
     "targets": _all(overview.targets_table),
     "provenance": _all(overview.provenance_table),
+    "gpus": _beside,
     "partition-table": _cells("partitions", operators.bandwidth_table),
     "partition-plot": _pictures("partition*.png"),
     "why": _cells("gemm", gemm.why_table),

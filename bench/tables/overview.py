@@ -123,6 +123,24 @@ def targets_table(suites: Suites) -> str:
     return rows_or_none(["what", "value", "target", ""], rows)
 
 
+def gpus_table(suites: Suites, others: Mapping[str, Suites]) -> str:
+    """What other GPUs have of these suites' targets, beside it.
+
+    Args:
+        suites: The pages' own.
+        others: Those of other GPUs, by the GPU's name.
+    """
+    rows = []
+    for suite, results in suites.items():
+        mine = target_rows(results.summary)
+        theirs = [target_rows(x.get(suite, Results()).summary) for x in others.values()]
+        for name, row in mine.items():
+            values = [_number(found.get(name, {}).get("value")) for found in theirs]
+            if any(values):
+                rows.append([f"{suite}: {name}", _number(row["value"]), *values])
+    return rows_or_none(["what", "H200", *others], rows)
+
+
 def target_rows(summary: Mapping[str, Any]) -> Rows:
     """The rows of a summary that have a target, by their path in it."""
     return {name: row for name, row in rows_in(summary) if "target" in row}
