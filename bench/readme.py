@@ -53,13 +53,12 @@ def _all(table: Callable[[Suites], str]) -> Block:
 
 
 def _beside(folder: Path, suites: Suites) -> str:
-    """What the folders of other GPUs have beside this one."""
+    """What the checkout's folders of other GPUs have beside this one."""
     others = {}
-    for other in sorted(folder.parent.glob("*/")):
+    for other in sorted({path.parent for path in FOLDER.glob("*/*.json")} - {folder}):
         found = {path.stem: load_results(path) for path in sorted(other.glob("*.json"))}
-        if found and other != folder:
-            name = next(iter(found.values())).meta["gpu"]
-            others[str(name).removeprefix("NVIDIA ")] = found
+        name = str(next(iter(found.values())).meta["gpu"])
+        others[name.removeprefix("NVIDIA ")] = found
     return overview.gpus_table(suites, others)
 
 

@@ -167,7 +167,7 @@ def open_server(
         config = config.replace(num_layers=layers)
     gpu = smkern.device_info().name
     if predictor is None:
-        predictor = predictor_for(config, gpu)
+        predictor = predictor_for(config)
     weights = Weights.random(config, device="cuda")
     sizes = replace(sizes_of(model, gpu), rungs=rungs) if sizes is None else sizes
     with _executor(weights, sizes, say) as executor, frozen():

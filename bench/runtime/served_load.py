@@ -21,7 +21,7 @@ from smkern.device import device_info
 from smkern.measure.forwards import compile_forwards
 from smkern.measure.predictor import predictor_for
 from smkern.measure.sm_clock import Clock, clock_on
-from smkern.models import Weights, preset
+from smkern.models import Weights
 from smkern.policies import POLICIES, Chunked, Policy, StaticSplit
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.sizes import FIRST_CONTEXT, mixed_rows
@@ -195,8 +195,7 @@ def policies_named(names: str | None) -> tuple[str, ...]:
 
 def policy_named(name: str, plan: RuntimePlan, limit_ms: float) -> Policy:
     """A policy that is told its limit, with the predictor of this model on this GPU."""
-    gpu = device_info().name if torch.cuda.is_available() else None
-    predictor = predictor_for(preset(plan.model), gpu)
+    predictor = predictor_for(plan.model)
     made: Policy = POLICIES[name](predictor=predictor, tbt_slo_ms=limit_ms)
     return made
 

@@ -44,7 +44,7 @@ def check_predictor(predictor: Predictor | None, tbt_slo_ms: float | None) -> No
     if predictor is None and tbt_slo_ms is not None:
         raise ArgumentError(
             f"tbt_slo_ms={tbt_slo_ms} without a predictor: pass one, for instance "
-            "smkern.latency.TablePredictor.load()"
+            "smkern.predictor_for(model)"
         )
     if predictor is not None and not callable(getattr(predictor, "alone_us", None)):
         raise ArgumentError(
@@ -64,7 +64,7 @@ def required(predictor: Predictor | None, tbt_slo_ms: float | None) -> Predictor
         raise ArgumentError(
             f"tbt_slo_ms={tbt_slo_ms}, predictor={predictor}: this policy splits the device by a "
             "limit of the time between two tokens, in ms, and a predictor's times, for instance "
-            "smkern.latency.TablePredictor.load(); give both"
+            "smkern.predictor_for(model)'s; give both"
         )
     return predictor
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from smkern import predictor_for
 from smkern.bench.results import FOLDER
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.accuracy import accuracy
 from smkern.latency.profile_file import read_profile
-from smkern.measure.predictor import predictor_for
 from smkern.models import ModelConfig, preset
 from smkern.profile import Profile, load_profile, profile_for, scaled
 from tests import gpus
@@ -27,9 +27,14 @@ def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings.simplefilter("error")
 
 
+def test_it_is_of_the_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.install(monkeypatch, gpus.H100)
+    assert predictor_for("qwen3-8b").profile == load_profile(H100)
+
+
 @pytest.mark.parametrize("gpu", [None, "NVIDIA H200", H100])
 def test_a_models_own_table_is_taken(gpu: str | None) -> None:
-    found = predictor_for(preset("qwen3-8b"), gpu)
+    found = predictor_for("qwen3-8b", gpu)
     assert found.alone_us(STEP, 32) == TablePredictor.load("qwen3-8b", gpu).alone_us(STEP, 32)
 
 

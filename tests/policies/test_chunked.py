@@ -121,7 +121,7 @@ def test_a_batch_of_layers_is_finished_in_turns() -> None:
         ({"tbt_slo_ms": 0.0, "predictor": Linear()}, "tbt_slo_ms=0.0"),
         ({"tbt_slo_ms": float("nan"), "predictor": Linear()}, "tbt_slo_ms=nan"),
         ({"tbt_slo_ms": float("inf"), "predictor": Linear()}, "tbt_slo_ms=inf"),
-        ({"tbt_slo_ms": 15.0}, "without a predictor: .*TablePredictor"),
+        ({"tbt_slo_ms": 15.0}, "without a predictor: .*predictor_for"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
