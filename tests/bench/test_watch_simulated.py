@@ -1,4 +1,4 @@
-"""The served load on a simulated H200: as the GPU served it, and what a policy makes of it."""
+"""The served load on a simulated GPU: as the GPU served it, and what a policy makes of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from smkern.runtime.sim.executor import SimExecutor
 from tests.runtime.results import PLAN
 
 NUM_SMS = 132
-TABLE = TablePredictor.load(PLAN.model, "NVIDIA H200")
+H100 = "h100-80gb-hbm3"
+TABLES = {gpu: TablePredictor.load(PLAN.model, gpu) for gpu in (COMMITTED, H100)}
+TABLE = TABLES[COMMITTED]
 
 
-def served(policy: Policy, seconds: float = 6.0) -> Watched:
+def served(policy: Policy, seconds: float = 6.0, *, gpu: str = COMMITTED) -> Watched:
     device = SimDevice(
-        NUM_SMS, PLAN.rungs, Varied(TABLE), decode_launch_us=DECODE_LAUNCH_US,
+        NUM_SMS, PLAN.rungs, Varied(TABLES[gpu]), decode_launch_us=DECODE_LAUNCH_US,
         prefill_launch_us=PREFILL_LAUNCH_US,
     )  # fmt: skip
     executor = SimExecutor(
@@ -36,17 +38,23 @@ def served(policy: Policy, seconds: float = 6.0) -> Watched:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"),
-    [("chunked", "15ms"), ("chunked", "20ms"), ("static_split", "20ms"), ("static_split", "15ms")],
-)
-def test_as_the_gpu_served_it(name: str, limit: str) -> None:
+    ("gpu", "name", "limit_ms"),
+    [
+        (COMMITTED, "chunked", 15), (COMMITTED, "chunked", 20),
+        (COMMITTED, "static_split", 20), (COMMITTED, "static_split", 15),
+        (H100, "chunked", 20), (H100, "chunked", 30), (H100, "adaptive", 20),
+    ],
+)  # fmt: skip
+def test_as_the_gpu_served_it(gpu: str, name: str, limit_ms: int) -> None:
     """Committed rows of `smkern bench runtime --only served`, which found the settings."""
-    case = {"name": "served", "policy": name, "limit": limit, "model": PLAN.model}
-    cells = load_results(FOLDER / COMMITTED / "runtime.json").cells
-    (gpu,) = [cell for cell in cells if cell["case"] == case and cell["provider"] == "smkern"]
-    found = served(SEARCHED[name](gpu["setting"])).figures()
+    case = {"name": "served", "policy": name, "limit": f"{limit_ms}ms", "model": PLAN.model}
+    cells = load_results(FOLDER / gpu / "runtime.json").cells
+    (real,) = [cell for cell in cells if cell["case"] == case and cell["provider"] == "smkern"]
+    adaptive = Adaptive(TABLES[gpu], tbt_slo_ms=float(limit_ms))
+    policy = SEARCHED[name](real["setting"]) if name in SEARCHED else adaptive
+    found = served(policy, gpu=gpu).figures()
     for figure in ("tokens_per_ms", "tbt_p50_ms", "tbt_p99_ms"):
-        assert found[figure] == pytest.approx(gpu[figure], rel=0.07)
+        assert found[figure] == pytest.approx(real[figure], rel=0.07)
 
 
 def test_adaptive_stays_with_the_split_that_it_began() -> None:
