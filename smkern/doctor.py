@@ -20,6 +20,7 @@ from smkern.doctor_device import (
     Status,
     cache_findings,
     device_findings,
+    latency_finding,
     table_findings,
     tried,
 )
@@ -87,7 +88,8 @@ def examine(device: int | None = None) -> Report:
         status: Status = "failed" if has_gpu() else "absent"
         findings.append(Finding("GPU", "device", status, str(error)))
         findings.append(_works("Operators", "gemm on CPU tensors", _reference_gemm))
-        findings += table_findings(smkern.load_profile().info)
+        info = smkern.load_profile().info
+        findings += (*table_findings(info), latency_finding(info))
         findings += cache_findings()
         return Report(tuple(findings), WITHOUT_GPU)
     findings += device_findings(info, device)
@@ -96,7 +98,7 @@ def examine(device: int | None = None) -> Report:
         check = partial(_partition, info, device, options)
         findings.append(tried("Partitions", name, check))
     findings.append(_works("Operators", "gemm in a partition", partial(_gemm, info, device)))
-    findings += table_findings(info)
+    findings += (*table_findings(info), latency_finding(info))
     findings += cache_findings()
     return Report(tuple(findings))
 

@@ -13,7 +13,7 @@ import smkern
 from smkern.device import Budget, DeviceInfo
 from smkern.errors import SmkernError
 from smkern.partition.plan import plan_ladder
-from smkern.profile import Profile, outdated, package_version
+from smkern.profile import Profile, nearest, outdated, package_version
 
 Status = Literal["ok", "note", "absent", "failed"]
 MEASURE = "smkern bench ceilings --save"
@@ -162,6 +162,25 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
         "ok" if own else "note",
         f"constants fitted on {gpu}" if own else f"constants are {near}: none were fitted on {gpu}",
     )
+
+
+def latency_finding(info: DeviceInfo) -> Finding:
+    """Which latency tables say how long launches take there, and whether they still hold."""
+    return tried("Tuned tables", "step times", partial(_latency_tables, info))
+
+
+def _latency_tables(info: DeviceInfo) -> tuple[Status, str]:
+    from smkern.latency.stamp import kernels_hash
+    from smkern.latency.table import read_timings, shipped, shipped_path
+
+    gpu, measure = info.name, "measure: smkern profile --model <name>"
+    if not (models := shipped(gpu)):
+        near = nearest(info)[0].info.name
+        return "note", f"none for {gpu}: told from {near}'s by its ceilings, or {measure}"
+    stamps = {m: read_timings(shipped_path(m, gpu))[0].meta.get("kernels") for m in models}
+    stale = [model for model, stamp in stamps.items() if stamp not in (None, kernels_hash(gpu))]
+    old = f"; of other kernels or tables than these: {', '.join(stale)}, {measure}" if stale else ""
+    return "note" if stale else "ok", f"{', '.join(models)} for {gpu}; others told from these{old}"
 
 
 def cache_findings() -> Iterator[Finding]:

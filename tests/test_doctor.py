@@ -19,7 +19,7 @@ import smkern
 from smkern import doctor, doctor_device
 from smkern.device import DeviceInfo
 from smkern.doctor import Finding, Report
-from smkern.doctor_device import table_findings
+from smkern.doctor_device import latency_finding, table_findings
 from smkern.doctor_peers import peers
 from smkern.errors import ConfinementError, DeviceError
 from smkern.profile import Profile, cache_file, load_profile, save_profile
@@ -200,11 +200,14 @@ def test_every_gpu_is_examined_to_the_end(info, fake_gpu, monkeypatch) -> None:
         assert found["ceilings"].status == found["shipped"].status == "ok"
         measured = f"shipped, measured by smkern's authors on {info.name}"
         assert measured in found["ceilings"].detail
+        assert found["step times"].status == "ok"
+        assert f"qwen3-8b for {info.name}; others told" in found["step times"].detail
         assert re.match(r"gemm [\d,]+, gemm_fp8 \d+, attention \d", found["shipped"].detail)
     else:
         assert f"scaled from {nearest(info).name}'s" in found["ceilings"].detail
         assert "smkern bench ceilings --save" in found["ceilings"].detail
         assert found["shipped"].detail == f"none for {info.name}"
+        assert f"told from {nearest(info).name}'s by its ceilings" in found["step times"].detail
 
 
 @pytest.mark.parametrize(
@@ -275,6 +278,13 @@ def test_tables_are_named_by_the_models_they_are_whole_for():
     foreign = {finding.name: finding for finding in table_findings(pcie)}
     assert foreign["shipped"].status == "absent"
     assert "those of an H200" in foreign["cost model"].detail
+
+
+def test_latency_tables_of_other_kernels_are_named(monkeypatch) -> None:
+    monkeypatch.setattr("smkern.latency.stamp.kernels_hash", lambda gpu: "others")
+    finding = latency_finding(H100)
+    assert finding.status == "note"
+    assert "of other kernels or tables than these: qwen3-8b, measure: smkern" in finding.detail
 
 
 def test_tables_that_another_triton_was_tuned_with_are_mentioned(monkeypatch) -> None:
