@@ -14,7 +14,8 @@ from smkern.bench.runtime.figures import percentile, tbt
 from smkern.bench.runtime.steady_bench import LEAST, Feed, SteadyBench, pump
 from smkern.latency.cost import kernels_of
 from smkern.profile import load_profile
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
+from smkern.runtime.ticket import Ticket
 
 MARGIN = 0.965
 """Share of a limit that the time between two steps' ends is aimed at."""

@@ -24,8 +24,9 @@ from smkern.measure.sm_clock import Clock, clock_on, ticking
 from smkern.partition import Ladder, ladder
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Device, Work
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.place import LANES, Lane, Place
+from smkern.runtime.ticket import Ticket
 
 LEAST = 16
 """Launches of a lane from which figures are made."""

@@ -12,8 +12,8 @@ from smkern.bench.runtime.figures import percentile
 from smkern.bench.runtime.steady_bench import Feed, SteadyBench
 from smkern.errors import StalledError
 from smkern.runtime.device import Work
-from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import LANES, Lane, Place
+from smkern.runtime.ticket import Ticket
 
 EVERY = 4
 """Decode steps on a rung."""

@@ -6,7 +6,6 @@ from smkern.runtime.handle import Handle as Handle
 from smkern.runtime.handle import Output as Output
 from smkern.runtime.host_device import HostDevice as HostDevice
 from smkern.runtime.interleaver import Interleaver as Interleaver
-from smkern.runtime.interleaver import Ticket as Ticket
 from smkern.runtime.llm import LLM as LLM
 from smkern.runtime.model.executor import ModelExecutor as ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer as Multiplexer
@@ -18,5 +17,6 @@ from smkern.runtime.serving import serve as serve
 from smkern.runtime.sim.device import SimDevice as SimDevice
 from smkern.runtime.sim.executor import SimExecutor as SimExecutor
 from smkern.runtime.step_log import StepLog as StepLog
+from smkern.runtime.ticket import Ticket as Ticket
 from smkern.runtime.timeline.stats import Stats as Stats
 from smkern.runtime.timeline.timeline import Timeline as Timeline

@@ -12,7 +12,7 @@ from smkern.kv import Event
 from smkern.runtime.executor import Executor
 from smkern.runtime.handle import Output
 from smkern.runtime.in_flight import AllOver, LaunchError
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.owner import Owner
@@ -20,6 +20,7 @@ from smkern.runtime.place import LANES
 from smkern.runtime.queues import RequestQueues, no_pages_error
 from smkern.runtime.request import Request
 from smkern.runtime.scheduler import Scheduler
+from smkern.runtime.ticket import Ticket
 from smkern.runtime.timeline.stats import StatsMeter
 from smkern.runtime.timeline.timeline import Timeline
 from smkern.runtime.watchdog import Watchdog

@@ -9,9 +9,9 @@ from smkern.errors import DeviceError, ModelError
 from smkern.policies import PrefillView
 from smkern.runtime.device import Event, is_over
 from smkern.runtime.executor import Draw, PrefillRun
-from smkern.runtime.interleaver import Ticket
 from smkern.runtime.request import Request
 from smkern.runtime.steady_batch import SteadyBatch
+from smkern.runtime.ticket import Ticket
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.limits import as_flag, as_int, shown
@@ -20,6 +19,7 @@ from smkern.runtime.device import (
     no_bool,
 )
 from smkern.runtime.place import LANES, Lane, Place
+from smkern.runtime.ticket import Ticket
 
 MAX_QUEUED_LAUNCHES = 960
 """Kernels of a lane that may wait on the device: the driver blocks the caller near 1024."""
@@ -27,56 +27,6 @@ ROOM_US = 1000.0
 """Between two looks whether a long forward has made room for work that found the queue full."""
 
 _FENCE = Work("fence", lambda place: None, launches=0, about={"us": 0.0})
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A launch on its way.
-
-    Attributes:
-        number: Number of the launch, from 0.
-        lane, place, work: What was launched, and where.
-        launched_us: When the host launched it.
-        event: Its end on the device.
-        host_us: How long the host took to launch it.
-        seen_us: When the host saw it over; None: not yet.
-        error: What the device reported to a `query`, for the next `poll`.
-        fence: Of one that was abandoned and may still run: over when it is.
-    """
-
-    number: int
-    lane: Lane
-    place: Place
-    work: Work
-    launched_us: float
-    event: Event
-    host_us: float = 0.0
-    seen_us: float | None = None
-    error: DeviceError | None = None
-    fence: Event | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.seen_us is not None
-
-    def query(self) -> bool:
-        """Whether it is over, as the last `poll` saw it or as the device says; never waits.
-
-        One that failed runs no more. Its error, which a device may tell once only, is kept for
-        `poll`: a caller here waits for pages, and can do nothing about it.
-        """
-        event = self.fence
-        if event is None:
-            if self.seen_us is not None or self.error is not None:
-                return True
-            event = self.event
-        try:
-            return is_over(event)
-        except NoAnswerError:  # the next `poll` asks, too
-            return False
-        except DeviceError as error:
-            self.error = error
-            return True
 
 
 Watch = Callable[[Ticket], None]

@@ -11,11 +11,12 @@ from smkern.runtime.answers import begun_batch, decode_steps, layers_of, mixed_f
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Executor, PrefillChunk, cut
 from smkern.runtime.in_flight import InFlight, LaunchError, PrefillBatch, Written, preemptions_of
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.place import Lane
 from smkern.runtime.queues import RequestQueues
 from smkern.runtime.request import Request
 from smkern.runtime.steady_batch import SteadyBatch
+from smkern.runtime.ticket import Ticket
 from smkern.tuning.attention.shapes import DECODE_MAX_Q
 
 P = ParamSpec("P")

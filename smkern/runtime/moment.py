@@ -11,11 +11,12 @@ from smkern.policies import Ended, Running, Snapshot
 from smkern.policies.snapshot import Trigger
 from smkern.runtime.device import Event, times_us
 from smkern.runtime.executor import Executor
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.place import Lane
 from smkern.runtime.queues import RequestQueues
 from smkern.runtime.request import Request
+from smkern.runtime.ticket import Ticket
 
 ENDED = 64
 """Launches that are remembered until the policy is asked."""

@@ -9,10 +9,10 @@ from smkern.runtime.answers import tokens_error
 from smkern.runtime.handle import Output
 from smkern.runtime.in_flight import InFlight, LaunchError, preemptions_of
 from smkern.runtime.input_processor import InputProcessor
-from smkern.runtime.interleaver import Ticket
 from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.request import Completion, Request
 from smkern.runtime.step_log import StepLog
+from smkern.runtime.ticket import Ticket
 from smkern.runtime.timeline.stats import StatsMeter
 
 

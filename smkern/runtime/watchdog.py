@@ -9,8 +9,8 @@ from math import inf
 from smkern.errors import ArgumentError, StalledError
 from smkern.limits import MAX_FLOAT, shown
 from smkern.runtime.executor import Executor
-from smkern.runtime.interleaver import Ticket
 from smkern.runtime.request import Request
+from smkern.runtime.ticket import Ticket
 from smkern.runtime.timeline.timeline import Timeline
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from smkern.partition import Ladder
 from smkern.runtime.device import Device, Work
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.place import Lane, Place
+from smkern.runtime.ticket import Ticket
 from tests.engines.flat_layout import Batch
 from tests.engines.second_model import Model
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from smkern.runtime.host_device import HostDevice
-from smkern.runtime.interleaver import Ticket
 from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.ticket import Ticket
 from tests.engines import second_engine
 from tests.engines.second_engine import Engine, Request
 from tests.engines.second_model import Model, Sizes
@@ -122,7 +122,7 @@ def test_prompts_have_the_whole_device_while_nothing_decodes(model):
     assert engine.lanes.device.now_us() == LAYERS * 30 + 2 * 10
 
 
-def test_of_the_runtime_it_imports_the_interleaver_and_its_device_alone():
+def test_of_the_runtime_it_imports_the_interleaver_its_tickets_and_device_alone():
     source = Path(second_engine.__file__).read_text()
     nodes = [x for x in ast.walk(ast.parse(source)) if isinstance(x, (ast.Import, ast.ImportFrom))]
     names = {x.module if isinstance(x, ast.ImportFrom) else x.names[0].name for x in nodes}
@@ -131,4 +131,5 @@ def test_of_the_runtime_it_imports_the_interleaver_and_its_device_alone():
         "smkern.runtime.device",
         "smkern.runtime.interleaver",
         "smkern.runtime.place",
+        "smkern.runtime.ticket",
     }

@@ -7,10 +7,11 @@ import pytest
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.latency import Chunk, Size
 from smkern.runtime.device import Work
-from smkern.runtime.interleaver import ROOM_US, Interleaver, Ticket
+from smkern.runtime.interleaver import ROOM_US, Interleaver
 from smkern.runtime.place import LANES, Place
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.rates import ConstantRates
+from smkern.runtime.ticket import Ticket
 from tests.runtime.doubles import ManualDevice, work
 
 WHOLE = Place.whole(132)

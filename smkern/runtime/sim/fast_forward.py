@@ -9,7 +9,7 @@ from typing import Any
 
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Executor
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import PLENTY, BatchLauncher
 from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.queues import RequestQueues
@@ -17,6 +17,7 @@ from smkern.runtime.scheduler import Scheduler
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.repeat import repeat
 from smkern.runtime.steady_batch import SteadyBatch
+from smkern.runtime.ticket import Ticket
 from smkern.runtime.watchdog import Watchdog
 
 Skip = Callable[[float | None], None]

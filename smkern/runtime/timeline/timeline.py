@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from smkern.errors import ArgumentError
 from smkern.limits import as_path
 from smkern.runtime.device import times_us
-from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import LANES, Lane
+from smkern.runtime.ticket import Ticket
 from smkern.runtime.timeline.trace import Choice, Note, Reader, Span, State, Trace, predicted
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 import smkern
 from smkern.runtime.cuda_device import CudaDevice
-from smkern.runtime.interleaver import Ticket
+from smkern.runtime.ticket import Ticket
 from tests.engines.second_engine import Engine, Request
 from tests.engines.second_model import Model, Sizes
 from tests.engines.second_truth import logits

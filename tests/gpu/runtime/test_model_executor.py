@@ -14,10 +14,11 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.request import Request
+from smkern.runtime.ticket import Ticket
 from tests.models.peers import hf_config
 
 LENGTHS = [300, 17, 9, 129, 64, 511, 40, 33]

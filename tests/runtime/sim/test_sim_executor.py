@@ -8,7 +8,7 @@ import pytest
 
 from smkern.models import SamplingParams, preset
 from smkern.runtime.executor import Draw, PrefillChunk
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.sizes import MAX_MIXED_ROWS
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
@@ -16,6 +16,7 @@ from smkern.runtime.sim.executor import SimExecutor
 from smkern.runtime.sim.pool import HazardError
 from smkern.runtime.sim.rates import ConstantRates
 from smkern.runtime.sim.rows import AFTER_END
+from smkern.runtime.ticket import Ticket
 
 CONFIG = preset("qwen3-8b").replace(num_layers=4, eos_token_ids=(0, 1))
 PAGE = 16

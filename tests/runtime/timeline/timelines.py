@@ -8,8 +8,8 @@ from smkern.latency import Size
 from smkern.policies import Decision, Snapshot, Waiting
 from smkern.policies.snapshot import PrefillView
 from smkern.runtime.device import Work
-from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import Lane, Place
+from smkern.runtime.ticket import Ticket
 from smkern.runtime.timeline.timeline import Timeline
 
 NUM_SMS = 132
