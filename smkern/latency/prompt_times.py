@@ -21,21 +21,30 @@ WALK = 0.75
 """Time of a tile of 128 rows that walks its keys, over its FLOPs at an SM's rate and attention's
 factor: that factor also has SMs that wait."""
 WHOLE_SMS = 132.0
+UNEVEN = 1.05
+"""More SMs that lie unevenly over the GPCs are up to 5% slower."""
 _LEAST_OVER, _MOST_OVER = 0.8, 8.0
 """Bounds of what is said of attention by cells of which it is a small part."""
 
 
 def _undelayed(prompts: Iterable[tuple[Timing, float]]) -> dict[Timing, float]:
-    """Times of prompts, each at most that of one of more tokens.
+    """Times of prompts, each at most that of one of more tokens, and hardly more than on fewer SMs.
 
     The host launches a small one more slowly than a GPU runs it: its pauses are in the time.
     """
-    kept: dict[Timing, float] = {}
-    least: dict[tuple[int, int, int], float] = {}
-    for key, us in sorted(prompts, key=lambda cell: -cell[0].prompts * cell[0].tokens):
-        alike = key.num_sms, key.cached, key.layers
-        kept[key] = least[alike] = min(us, least.get(alike, us))
-    return kept
+    alike: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
+    cells = dict(prompts)
+    for key, us in cells.items():
+        one = key.num_sms, key.prompts * key.tokens, us
+        alike.setdefault((key.cached, key.layers), []).append(one)
+    return {
+        key: min(
+            us if num_sms == key.num_sms else UNEVEN * us
+            for num_sms, tokens, us in alike[key.cached, key.layers]
+            if num_sms <= key.num_sms and tokens >= key.prompts * key.tokens
+        )
+        for key in cells
+    }
 
 
 class PromptTimes:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from smkern.errors import ArgumentError, ProfileError, TableError
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.confidence import AT_A_CELL, MOST
+from smkern.latency.prompt_times import UNEVEN
 from smkern.latency.roofline import Roofline
 from smkern.latency.step_times import Attention
 from smkern.latency.table import Timing, read_timings, shipped, shipped_path
@@ -69,20 +70,23 @@ def test_shipped_timings_come_back(model: str) -> None:
             errors.append(abs(got / us - 1))
         elif timing.kind == "prefill" and got < 0.999 * us:
             paused.append(timing.tokens)
+            assert timing.tokens <= 257 or got > 0.96 * us
         else:
             assert got == pytest.approx(us, rel=1e-3)
-    assert len(paused) < 10
-    assert max(paused, default=0) <= 257
+    assert len(paused) < 15
     assert sum(errors) / len(errors) < 0.02
     assert max(errors) < 0.15
 
 
 def test_a_prompt_takes_no_longer_than_one_of_more_tokens() -> None:
-    """A pause of the host was timed with it."""
+    """A pause of the host was timed with it. Nor on more SMs, but for what unevenness costs."""
     paused = {Timing("prefill", 100, prompts=1, tokens=32): 250.0}
     predictor = TablePredictor(TIMINGS | paused, SIZES, PROFILE)
     assert predictor.alone_us(prompt(32), 100) == pytest.approx(180)
     assert predictor.alone_us(prompt(64), 100) == pytest.approx(180)
+    fewer = {Timing("prefill", 80, prompts=1, tokens=64): 150.0}
+    predictor = TablePredictor(TIMINGS | fewer, SIZES, PROFILE)
+    assert predictor.alone_us(prompt(64), 100) == pytest.approx(UNEVEN * 150)
 
 
 def test_between_cells_the_time_over_the_least_is_interpolated() -> None:
