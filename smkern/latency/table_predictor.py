@@ -169,7 +169,7 @@ class TablePredictor:
         """For a model, or a GPU, without timings: its own rooflines, these times over them.
 
         Of launches of Qwen3-8B on an H100, told from an H200's by the H100's ceilings and times of
-        GEMMs, the mean was 4.8% off, of Qwen3-14B's on an H200 from 8B's 4.9, of 32B's 7.4.
+        GEMMs, the mean was 4.9% off, of Qwen3-14B's on an H200 from 8B's 4.5, of 32B's 7.3.
 
         Args:
             config: The model. Of the same sizes, on the same device: this predictor itself.
