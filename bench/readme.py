@@ -40,6 +40,10 @@ Block = Callable[[Path, Suites], str]
 """What a block shows of a folder of results and of the suites in it."""
 
 
+def _suites(folder: Path) -> Suites:
+    return {path.stem: load_results(path) for path in sorted(folder.glob("*.json"))}
+
+
 def _cells(suite: str, table: Callable[[list[dict[str, Any]]], str]) -> Block:
     return lambda folder, suites: table(suites.get(suite, Results()).cells)
 
@@ -54,12 +58,8 @@ def _all(table: Callable[[Suites], str]) -> Block:
 
 def _beside(folder: Path, suites: Suites) -> str:
     """What the checkout's folders of other GPUs have beside this one."""
-    others = {}
-    for other in sorted({path.parent for path in FOLDER.glob("*/*.json")} - {folder}):
-        found = {path.stem: load_results(path) for path in sorted(other.glob("*.json"))}
-        name = str(next(iter(found.values())).meta["gpu"])
-        others[name.removeprefix("NVIDIA ")] = found
-    return overview.gpus_table(suites, others)
+    others = sorted({path.parent for path in FOLDER.glob("*/*.json")} - {folder})
+    return overview.gpus_table([suites, *map(_suites, others)])
 
 
 def _pictures(pattern: str) -> Block:
@@ -169,7 +169,7 @@ def fill(pages: Sequence[str], blocks: Mapping[str, str]) -> list[str]:
 
 def blocks_of(folder: Path) -> dict[str, str]:
     """Every block's content, from the results files in `folder`."""
-    suites = {path.stem: load_results(path) for path in sorted(folder.glob("*.json"))}
+    suites = _suites(folder)
     with reading(folder):
         return {name: block(folder, suites) for name, block in BLOCKS.items()}
 

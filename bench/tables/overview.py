@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
@@ -123,22 +123,21 @@ def targets_table(suites: Suites) -> str:
     return rows_or_none(["what", "value", "target", ""], rows)
 
 
-def gpus_table(suites: Suites, others: Mapping[str, Suites]) -> str:
-    """What other GPUs have of these suites' targets, beside it.
-
-    Args:
-        suites: The pages' own.
-        others: Those of other GPUs, by the GPU's name.
-    """
+def gpus_table(gpus: Sequence[Suites]) -> str:
+    """What GPUs have of the first one's targets, where any other has something, too."""
     rows = []
-    for suite, results in suites.items():
-        mine = target_rows(results.summary)
-        theirs = [target_rows(x.get(suite, Results()).summary) for x in others.values()]
+    for suite in gpus[0]:
+        mine, *theirs = [target_rows(x.get(suite, Results()).summary) for x in gpus]
         for name, row in mine.items():
             values = [_number(found.get(name, {}).get("value")) for found in theirs]
             if any(values):
                 rows.append([f"{suite}: {name}", _number(row["value"]), *values])
-    return rows_or_none(["what", "H200", *others], rows)
+    return rows_or_none(["what", *map(_gpu, gpus)], rows)
+
+
+def _gpu(suites: Suites) -> str:
+    named = {str(results.meta.get("gpu", "")) for results in suites.values()}
+    return ", ".join(sorted(named)).replace("NVIDIA ", "")
 
 
 def target_rows(summary: Mapping[str, Any]) -> Rows:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from smkern.bench import readme
 from smkern.bench.readme import ReadmeError, blocks_of, fill
-from smkern.bench.results import COMMITTED, FOLDER, Results
+from smkern.bench.results import COMMITTED, FOLDER, Results, load_results
 from smkern.bench.tables import gemm, operators, overview
 from smkern.bench.tables.markdown import NOT_MEASURED, pivot
 from tests.bench.synthetic import Cell, cell
@@ -145,6 +145,17 @@ def test_targets_are_rows_that_have_one(folder: Path) -> None:
     assert "| gemm: unasked | 2 |  |  |" in targets
     assert "| gemm: unknown |  | 2 | not measured |" in targets
     assert "informal" not in targets
+
+
+def test_a_row_of_gpus_is_of_the_gpu_that_heads_it() -> None:
+    table = blocks_of(FOLDER / "h100-80gb-hbm3")["gpus"]
+    h100, h200 = (
+        overview.target_rows(load_results(FOLDER / gpu / "gemm.json").summary)
+        for gpu in ("h100-80gb-hbm3", "h200")
+    )
+    name = "model_over_tuned"
+    assert table.startswith("| what | H100 80GB HBM3 | H200 |\n")
+    assert f"| gemm: {name} | {h100[name]['value']:.4g} | {h200[name]['value']:.4g} |" in table
 
 
 def test_suites_count_their_misses(folder: Path) -> None:
