@@ -20,7 +20,6 @@ from smkern.doctor_device import (
     Status,
     cache_findings,
     device_findings,
-    latency_finding,
     table_findings,
     tried,
 )
@@ -89,7 +88,7 @@ def examine(device: int | None = None) -> Report:
         findings.append(Finding("GPU", "device", status, str(error)))
         findings.append(_works("Operators", "gemm on CPU tensors", _reference_gemm))
         info = smkern.load_profile().info
-        findings += (*table_findings(info), latency_finding(info))
+        findings += table_findings(info)
         findings += cache_findings()
         return Report(tuple(findings), WITHOUT_GPU)
     findings += device_findings(info, device)
@@ -98,7 +97,7 @@ def examine(device: int | None = None) -> Report:
         check = partial(_partition, info, device, options)
         findings.append(tried("Partitions", name, check))
     findings.append(_works("Operators", "gemm in a partition", partial(_gemm, info, device)))
-    findings += (*table_findings(info), latency_finding(info))
+    findings += table_findings(info)
     findings += cache_findings()
     return Report(tuple(findings))
 

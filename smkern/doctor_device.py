@@ -118,7 +118,8 @@ def kernels(info: DeviceInfo) -> tuple[Status, str]:
 
 
 def table_findings(info: DeviceInfo) -> Iterator[Finding]:
-    """One finding per table of a GPU (shipped and the user's own) and one for the cost model."""
+    """One finding per table of a GPU (shipped and the user's own), for the cost model and for the
+    latency tables."""
     from smkern.tuning.cells import shipped_path, user_path
     from smkern.tuning.cost_constants import DEFAULTS, load_constants
     from smkern.tuning.families import FAMILIES
@@ -162,14 +163,11 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
         "ok" if own else "note",
         f"constants fitted on {gpu}" if own else f"constants are {near}: none were fitted on {gpu}",
     )
-
-
-def latency_finding(info: DeviceInfo) -> Finding:
-    """Which latency tables say how long launches take there, and whether they still hold."""
-    return tried("Tuned tables", "step times", partial(_latency_tables, info))
+    yield tried("Tuned tables", "step times", partial(_latency_tables, info))
 
 
 def _latency_tables(info: DeviceInfo) -> tuple[Status, str]:
+    """Which ones say how long launches take there, and whether they still hold."""
     from smkern.latency.stamp import kernels_hash
     from smkern.latency.table import read_timings, shipped, shipped_path
 

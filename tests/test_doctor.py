@@ -19,7 +19,7 @@ import smkern
 from smkern import doctor, doctor_device
 from smkern.device import DeviceInfo
 from smkern.doctor import Finding, Report
-from smkern.doctor_device import latency_finding, table_findings
+from smkern.doctor_device import table_findings
 from smkern.doctor_peers import peers
 from smkern.errors import ConfinementError, DeviceError
 from smkern.profile import Profile, cache_file, load_profile, save_profile
@@ -282,7 +282,7 @@ def test_tables_are_named_by_the_models_they_are_whole_for():
 
 def test_latency_tables_of_other_kernels_are_named(monkeypatch) -> None:
     monkeypatch.setattr("smkern.latency.stamp.kernels_hash", lambda gpu: "others")
-    finding = latency_finding(H100)
+    finding = next(found for found in table_findings(H100) if found.name == "step times")
     assert finding.status == "note"
     assert "of other kernels or tables than these: qwen3-8b, measure: smkern" in finding.detail
 
