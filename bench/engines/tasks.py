@@ -22,7 +22,7 @@ from smkern.bench.engines.steps import Steps
 from smkern.bench.results import Results, cell_key
 from smkern.bench.runtime.cases import RuntimePlan, plans_named
 from smkern.bench.runtime.search import last_kept
-from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, open_load, policy_named
+from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, open_load
 from smkern.models import Weights, preset
 from smkern.server import RUNGS
 
@@ -160,8 +160,9 @@ class OurTasks:
         return self._opened[0]
 
     def _under(self, limit_ms: float) -> Iterator[Cell]:
-        policy = policy_named(POLICY, self._plan, limit_ms)
-        figures = self.ready().watch(policy, self.seconds).figures()
+        served = self.ready()
+        policy = served.told(POLICY, limit_ms)
+        figures = served.watch(policy, self.seconds).figures()
         rate, limit = figures["tokens_per_ms"], f"{limit_ms:g}ms"
         cell = self.load.cell(SERVED, OURS, rate, "tokens/ms", limit=limit)
         yield cell | figures | {"policy": repr(policy)}

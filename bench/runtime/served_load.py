@@ -18,6 +18,7 @@ from smkern.bench.runtime.watch import Watched, Workload
 from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
 from smkern.bench.suite import known_names
 from smkern.device import device_info
+from smkern.latency.predictor import Predictor
 from smkern.measure.forwards import compile_forwards
 from smkern.measure.predictor import predictor_for
 from smkern.measure.sm_clock import Clock, clock_on
@@ -71,6 +72,7 @@ class ServedLoad:
     chosen: dict[tuple[str, float], Setting] = field(default_factory=dict)
     _clocks: dict[int | None, Clock] = field(default_factory=dict)
     _meter: Any = None
+    _predictor: Predictor | None = None
 
     def remember(self, cells: Sequence[Cell]) -> None:
         """Settings that a file has need no other try."""
@@ -121,7 +123,7 @@ class ServedLoad:
         """
         settings = self.settings(name)
         if not settings:
-            yield self._cell(name, limit_ms, policy_named(name, self.plan, limit_ms), seconds)
+            yield self._cell(name, limit_ms, self.told(name, limit_ms), seconds)
             return
 
         def keeps(setting: Setting) -> Generator[Cell, None, bool]:
@@ -176,6 +178,13 @@ class ServedLoad:
         made = {"steps_by_sms": found.steps_by_sms, "ms_by_keys": found.ms_by_keys}
         return cell | figures | {"how": repr(policy)} | made
 
+    def told(self, name: str, limit_ms: float) -> Policy:
+        """A policy that is told its limit, with the predictor of this model on this GPU."""
+        if self._predictor is None:
+            self._predictor = predictor_for(self.plan.model)
+        made: Policy = POLICIES[name](predictor=self._predictor, tbt_slo_ms=limit_ms)
+        return made
+
     def _power(self) -> Any:
         if self._meter is None and self.executor.pool.device.type == "cuda":
             self._meter = power_meter(self.executor.pool.device.index or 0)
@@ -191,13 +200,6 @@ def policies_named(names: str | None) -> tuple[str, ...]:
     if names is None:
         return tuple(name for name in COMPARED if name in POLICIES)
     return known_names(names, POLICIES, "policy")
-
-
-def policy_named(name: str, plan: RuntimePlan, limit_ms: float) -> Policy:
-    """A policy that is told its limit, with the predictor of this model on this GPU."""
-    predictor = predictor_for(plan.model)
-    made: Policy = POLICIES[name](predictor=predictor, tbt_slo_ms=limit_ms)
-    return made
 
 
 @contextmanager
