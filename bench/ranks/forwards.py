@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from smkern.bench.model.model import Model
 from smkern.bench.ranks.group import Lanes, RankGroup
 from smkern.bench.ranks.rows import DECODE, PREFILL, cell
 from smkern.bench.runtime.workload import budgets_of
-from smkern.device import device_info
-from smkern.measure.forwards import compile_forwards
+from smkern.device import Budget, device_info
+from smkern.measure.forwards import Forwards, compile_forwards
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 from smkern.models.copied_sums import cut_of
@@ -41,14 +42,15 @@ def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
         )
         wanted = [([(BATCH, BATCH)], decode), ([(TOKENS, 1)], prefill)]
         compile_forwards(config, wanted)
-        for budget in prefill:
-            cut = cut_of(TOKENS, config.hidden_size, budget.num_sms)
-            wanted.append(([(cut, 1), (TOKENS - cut, 1)], [budget]))
-        compile_forwards(tp.shard.config(config), wanted, ranks=tp.size)
+        compile_forwards(
+            tp.shard.config(config),
+            [*wanted, *pieces_of([TOKENS], config.hidden_size, prefill)],
+            ranks=tp.size,
+        )
     group.wait()
     whole, part_model = Model(plan, config=config), Model(plan, config=config, tp=tp)
     nccl = group.nccl
-    assert fuse_sums(part_model.decoder, copies=True)
+    assert fuse_sums(part_model.decoder)
     ours = tp.decode, tp.prefill
     tp.decode, tp.prefill = nccl
     who: list[tuple[str, int, Model, Lanes]] = [
@@ -71,6 +73,13 @@ def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
     group.wait()
     for lane in ours:
         lane.close()  # type: ignore[attr-defined]
+
+
+def pieces_of(prompts: Iterable[int], width: int, budgets: Sequence[Budget]) -> Iterator[Forwards]:
+    """The forwards that two GPUs compute of these prompts, in two pieces."""
+    for tokens, budget in product(prompts, budgets):
+        cut = cut_of(tokens, width, budget.num_sms)
+        yield [(cut, 1), (tokens - cut, 1)], [budget]
 
 
 def _steps(

@@ -1,4 +1,4 @@
-"""A whole model served by several GPUs: prompts beside decode steps, split and chunked."""
+"""A whole model served by one GPU or several: prompts beside decode steps, split and chunked."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 
 import torch
 
+from smkern.bench.ranks.forwards import pieces_of
 from smkern.bench.ranks.rows import SERVED, TRIED, counted
 from smkern.bench.runtime.cases import RuntimePlan
-from smkern.bench.runtime.served_load import SIZES, WORKLOAD, ServedLoad, compile_load
-from smkern.bench.runtime.workload import executor_of
+from smkern.bench.runtime.served_load import SIZES, WORKLOAD, ServedLoad, compile_load, open_load
+from smkern.bench.runtime.workload import budgets_of, executor_of
+from smkern.device import device_info
+from smkern.measure.forwards import compile_forwards
 from smkern.models import Decoder, TensorParallel, Weights, preset
+from smkern.models.copied_sums import LEAST_ROWS
 from smkern.models.fused_sums import fuse_sums
 from smkern.partition import ladder
 from smkern.runtime.model.sizes import FIRST_CONTEXT
+from smkern.runtime.model.warming import warm_sizes
 from smkern.runtime.ranks.channel import Links, open_links
 from smkern.runtime.ranks.follower import follow
 from smkern.runtime.ranks.leader import RankExecutor
@@ -27,6 +32,8 @@ PLAN = RuntimePlan(
 )  # fmt: skip
 LOAD = replace(WORKLOAD, reach=48, lead=32)
 """Two windows of a figure's length: a step of the whole model takes 20 to 50 ms."""
+PAGES = replace(SIZES, num_pages=10_000)
+"""Room for 64 requests and four prompts: so many of all layers fit one GPU of 141 GB beside 32B."""
 PREHEAT_S, TRY_S, SERVED_S = 1.0, 2.5, 5.0
 POLICIES = ("chunked", "static_split")
 FIGURES = ("tbt_p50_ms", "tbt_p99_ms", "step_ms", "setting", "gaps", "sm_mhz", "watts", "compiled")
@@ -56,11 +63,21 @@ def served_cells(tp: TensorParallel, plan: RuntimePlan = PLAN) -> Iterator[dict[
 
 @contextmanager
 def _opened(tp: TensorParallel, plan: RuntimePlan) -> Iterator[ServedLoad | None]:
-    config, sizes = preset(plan.model), replace(SIZES, rungs=plan.rungs)
+    config, sizes = preset(plan.model), replace(PAGES, rungs=plan.rungs)
     device = torch.device("cuda", torch.cuda.current_device())
     weights = Weights.random(config, device=device, shard=tp.shard)
+    if tp.size == 1:
+        with open_load(plan, weights, sizes=PAGES, workload=LOAD, preheat_s=PREHEAT_S) as load:
+            load.try_s = TRY_S
+            yield load
+        return
     if tp.rank == 0:
         compile_load(plan, weights, sizes, LOAD, ranks=tp.size)
+        cut = [n for n in warm_sizes(sizes.max_tokens) if n >= LEAST_ROWS]
+        prefill = budgets_of(sizes.rungs, device_info().num_sms)[1]
+        compile_forwards(
+            weights.config, list(pieces_of(cut, config.hidden_size, prefill)), ranks=tp.size
+        )
     tp.everyones(None)
     decoder = Decoder(config, weights, tp=tp, max_position=sizes.max_context)
     fuse_sums(decoder)

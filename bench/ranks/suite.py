@@ -1,4 +1,7 @@
-"""`torchrun --nproc-per-node 2 -m smkern bench ranks`: a model over several GPUs, each shared."""
+"""`torchrun --nproc-per-node 2 -m smkern bench ranks`: a model over several GPUs, each shared.
+
+By one process, `--only served`, what one GPU does with the whole model.
+"""
 
 from __future__ import annotations
 

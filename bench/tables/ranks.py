@@ -23,7 +23,7 @@ def sums_table(cells: Iterable[Cell]) -> str:
         text = f"{one['us']:.1f}" + ("" if us is None else f" / {us:.1f}")
         if us is not None and us < one["us"]:
             text = f"**{text}**"
-        entries.append((f"{what} {shape}, {case['ranks']} GPUs", one["num_sms"], text))
+        entries.append((f"{what} {shape}, {_gpus(one)}", one["num_sms"], text))
     return pivot("one kernel / NCCL, us, on so many SMs", entries)
 
 
@@ -45,7 +45,7 @@ def forwards_table(cells: Iterable[Cell]) -> str:
         elif (us := alone.get(_key(one))) is not None:
             sums = "one kernel" if one["provider"] == "smkern" else "NCCL"
             share = f"{one['us'] / us:.3f}"
-            entries.append((f"{what}: {ranks} GPUs over it, {sums}", one["num_sms"], share))
+            entries.append((f"{what}: {_gpus(one)} over it, {sums}", one["num_sms"], share))
     return pivot("on so many SMs", entries)
 
 
@@ -53,7 +53,7 @@ def served_table(cells: Iterable[Cell]) -> str:
     """A row a policy and limit, then what was counted while random policies served."""
     rows = [
         [
-            f"{c['case']['model']}, {c['case']['ranks']} GPUs, {c['case']['limit_ms']:g} ms: "
+            f"{c['case']['model']}, {_gpus(c)}, {c['case']['limit_ms']:g} ms: "
             f"`{c['case']['policy']}`, {c['setting']}",
             f"{c['tbt_p50_ms']:.2f}",
             f"{c['tbt_p99_ms']:.2f}",
@@ -80,6 +80,11 @@ def counts_table(cells: Iterable[Cell]) -> str:
             continue
         rows.append([what, f"{one['value']:,}"])
     return rows_or_none(["under random policies, two GPUs", ""], rows)
+
+
+def _gpus(one: Cell) -> str:
+    ranks = one["case"]["ranks"]
+    return "one GPU" if ranks == 1 else f"{ranks} GPUs"
 
 
 def _key(one: Cell) -> str:

@@ -8,17 +8,16 @@ from smkern.models.decoder import Decoder
 from smkern.models.peer_sums import LOGIT_ROWS, MAX_ROWS, PAIR_ROWS, PeerSums
 
 
-def fuse_sums(model: Decoder, *, copies: bool = False) -> bool:
+def fuse_sums(model: Decoder) -> bool:
     """Let the sums of both lanes be one kernel's where it serves them; otherwise they stay.
 
-    Between two GPUs it serves all. Among more of them prompts of over 256 rows stay NCCL's, unless
-    the decoder is batch-invariant: then one kernel must sum a request's rows in whatever batch.
+    Between two GPUs it serves all, and layers of 2,048 to 8,192 rows of prompts go in two pieces:
+    copy engines bring what one has computed while products of the other run. Among more of them
+    prompts of over 256 rows stay NCCL's, unless the decoder is batch-invariant: then one kernel
+    must sum a request's rows in whatever batch.
 
     Args:
         model: This rank's part, made with `tp`, on its GPU; all ranks call this.
-        copies: Between two GPUs prompts of 2,048 to 8,192 rows go in two pieces, and copy engines
-            bring what one has computed while products of the other run. Measured for forwards by
-            themselves; under the `Multiplexer` not run on GPUs yet.
 
     Returns:
         Whether they are.
@@ -37,7 +36,7 @@ def fuse_sums(model: Decoder, *, copies: bool = False) -> bool:
     rows = {"decode": MAX_ROWS, "prefill": PAIR_ROWS if tp.size == 2 else MAX_ROWS}
     try:
         for lane, instead in (("decode", tp.decode), ("prefill", tp.prefill)):
-            kind = CopiedSums if copies and lane == "prefill" and tp.size == 2 else PeerSums
+            kind = CopiedSums if lane == "prefill" and tp.size == 2 else PeerSums
             sums = kind(
                 tp, instead, config.hidden_size, config.vocab_size, config.dtype, model.device,
                 max_rows=rows[lane], longer=tp.size == 2 or model.batch_invariant,

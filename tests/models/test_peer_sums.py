@@ -186,13 +186,11 @@ def test_both_lanes_or_none(memories: list[Memory], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(copied_sums, "OneShotKernels", lambda *given, copied: Kernels(*given))
     for name in ("Stream", "Event"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-    assert not fuse_sums(model, copies=True)
+    assert not fuse_sums(model)
     assert tp.decode is tp.prefill is behind
     assert [memory.log[-1] for memory in memories] == ["freed"] * 3
     assert fuse_sums(model)
-    assert not isinstance(tp.prefill, CopiedSums)
-    assert fuse_sums(model, copies=True)
-    assert isinstance(tp.decode, PeerSums)
+    assert type(tp.decode) is PeerSums
     assert isinstance(tp.prefill, CopiedSums)
     tp.prefill.all_reduce(rows(5000))  # between two GPUs all rows
     assert len(asked(tp.prefill._sums)) == 2

@@ -41,7 +41,7 @@ SMALL = preset("qwen3-8b").replace(
     vocab_size=4096,
 )  # fmt: skip
 LEAST_CUT = 129
-"""Rows of prompts from which copies bring sums here: of a tile and a row; chunks have up to 256."""
+"""Rows of prompts that are cut in two pieces here: of a tile and a row; chunks have up to 256."""
 FAULT_AT = 300
 """The launch at which a rank fails: graphs, prompts and splits are under way."""
 
@@ -49,6 +49,12 @@ FAULT_AT = 300
 def whole(layers: int) -> ModelConfig:
     """Qwen3-8B, of so many of its layers."""
     return preset("qwen3-8b").replace(num_layers=layers)
+
+
+def _fuse_sums(decoder: Decoder) -> None:
+    """Sums by one kernel, and by copies from rows that prompts here have."""
+    assert fuse_sums(decoder)
+    copied_sums.LEAST_ROWS = LEAST_CUT
 
 
 def _part(layers: int, sums: str, timeout_s: float) -> tuple[Decoder, KvPool]:
@@ -59,9 +65,7 @@ def _part(layers: int, sums: str, timeout_s: float) -> tuple[Decoder, KvPool]:
     weights = Weights.random(config, 0, device, tp.shard)
     decoder = Decoder(config, weights, tp=tp, max_position=MAX_CONTEXT, batch_invariant=True)
     if sums != "nccl":
-        assert fuse_sums(decoder, copies=sums == "copied")
-    if sums == "copied":
-        copied_sums.LEAST_ROWS = LEAST_CUT
+        _fuse_sums(decoder)
     part = decoder.config
     sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, 16, part.dtype)
     if tp.rank:
@@ -115,7 +119,7 @@ def walk(launches: int, free: float, seed: int, limit_s: float) -> dict[str, Any
     tp = TensorParallel.from_env(2, "cuda", timeout_s=20.0)
     device = torch.device("cuda", torch.cuda.current_device())
     decoder = Decoder(SMALL, Weights.random(SMALL, 0, device, tp.shard), tp=tp)
-    assert fuse_sums(decoder)
+    _fuse_sums(decoder)
     part = decoder.config
     sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, 16, part.dtype)
     pool = (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device=device)
@@ -150,7 +154,7 @@ def walk(launches: int, free: float, seed: int, limit_s: float) -> dict[str, Any
 
 def fail(who: int, how: str, timeout_s: float, folder: str) -> str:
     """A run in which a rank fails midway: what is told on this one, and when, in `folder`."""
-    decoder, pool = _part(2, "one kernel", timeout_s)
+    decoder, pool = _part(2, "kernels", timeout_s)
     rank = decoder.tp.rank  # type: ignore[union-attr]
     fault = FAULTS[how] if rank == who else None
 
