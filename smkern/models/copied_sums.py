@@ -16,8 +16,9 @@ from smkern.kernels.all_reduce.peer_memory import Copies
 from smkern.models.peer_sums import PeerSums
 from smkern.ops.checks import dtype_name
 
-LEAST_ROWS, MOST_ROWS = 2048, 8192
-"""Rows of a layer that is cut in two."""
+LEAST_ROWS, MOST_ROWS = 2049, 8192
+"""Rows of a layer that is cut in two. The runtime captures forwards of up to 2,048, behind runs
+that load the kernels of the graph: those are not cut either."""
 PIECE_ROWS = 5 * MOST_ROWS // 8
 """Rows of a piece, at most."""
 TILE = 128, 256
@@ -112,4 +113,4 @@ def cut_of(num_rows: int, width: int, num_sms: int) -> int:
         waves = sum(-(-tiles * across // num_sms) for tiles in (first, down - first))
         return waves, abs(down - 2 * first), -first
 
-    return TILE[0] * min(range(-(-3 * down // 8), 5 * down // 8 + 1), key=cost)
+    return TILE[0] * min(range(3 * down // 8 or 1, 5 * down // 8 + 1), key=cost)

@@ -11,7 +11,7 @@ from smkern.models.peer_sums import LOGIT_ROWS, MAX_ROWS, PAIR_ROWS, PeerSums
 def fuse_sums(model: Decoder) -> bool:
     """Let the sums of both lanes be one kernel's where it serves them; otherwise they stay.
 
-    Between two GPUs it serves all, and layers of 2,048 to 8,192 rows of prompts go in two pieces:
+    Between two GPUs it serves all, and layers of 2,049 to 8,192 rows of prompts go in two pieces:
     copy engines bring what one has computed while products of the other run. Among more of them
     prompts of over 256 rows stay NCCL's, unless the decoder is batch-invariant: then one kernel
     must sum a request's rows in whatever batch.

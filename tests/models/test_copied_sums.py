@@ -118,7 +118,7 @@ def test_a_piece_is_added_when_both_have_come_and_gone(sums: CopiedSums) -> None
 
 
 @pytest.mark.parametrize(
-    ("count", "is_cut"), [(2047, False), (2048, True), (8192, True), (12_000, False)]
+    ("count", "is_cut"), [(2048, False), (2049, True), (8192, True), (12_000, False)]
 )
 def test_which_rows_are_cut(sums: CopiedSums, count: int, is_cut: bool) -> None:
     pieces = sums.pieces(count)
@@ -165,7 +165,7 @@ def test_pieces_take_no_wave_more(num_sms: int, cut: int) -> None:
 
 @pytest.mark.parametrize("num_sms", range(16, 133, 4))
 def test_no_cut_takes_fewer_waves(num_sms: int) -> None:
-    for count in (2048, 2200, 8192):
+    for count in (300, 640, 2049, 2200, 8192):
         cut = cut_of(count, 4096, num_sms)
         every = [
             waves(rows, 4096, num_sms) + waves(count - rows, 4096, num_sms)

@@ -26,6 +26,7 @@ from smkern.models import (
 from smkern.models.fused_sums import fuse_sums
 from smkern.runtime import serve_ranks
 from smkern.runtime.cuda_device import CudaDevice
+from smkern.runtime.model import sizes as graph_sizes
 from tests.runtime.alone import each_alone, workload
 from tests.runtime.equality import serve_and_compare
 from tests.runtime.policies import RandomPolicy
@@ -55,6 +56,7 @@ def _fuse_sums(decoder: Decoder) -> None:
     """Sums by one kernel, and by copies from rows that prompts here have."""
     assert fuse_sums(decoder)
     copied_sums.LEAST_ROWS = LEAST_CUT
+    graph_sizes.MAX_MIXED_ROWS = LEAST_CUT - 1  # graphs are never cut
 
 
 def _part(layers: int, sums: str, timeout_s: float) -> tuple[Decoder, KvPool]:
