@@ -27,8 +27,8 @@ from smkern.runtime.ranks.follower import follow
 from smkern.runtime.ranks.leader import RankExecutor
 
 PLAN = RuntimePlan(
-    "qwen3-32b", (30, 50), (20, 24, 28, 32, 36, 40, 44, 48), (64,), served_ms=(30, 50),
-    served_chunks=(192, 256, 320, 448, 512, 576, 640, 768),
+    "qwen3-32b", (30, 50), (16, 18, 20, 24, 28, 32, 36, 40, 44, 48), (64,), served_ms=(30, 50),
+    served_chunks=(192, 224, 256, 320, 448, 512, 544, 576, 608, 640, 768),
 )  # fmt: skip
 LOAD = replace(WORKLOAD, reach=48, lead=32)
 """Two windows of a figure's length: a step of the whole model takes 20 to 50 ms."""

@@ -43,8 +43,8 @@ constexpr int kMaxCtas = 256;
 // What each GPU has in memory that all can reach; zeroed when it is made.
 struct Shared {
   u32 flags[RANKS][kMaxCtas];  // by sender and CTA: the last call whose rows have come
-  u32 calls;                   // calls that are over here
-  u32 ended;                   // CTAs of this call that are over
+  u32 calls;                   // calls that all CTAs have begun here
+  u32 counted;                 // CTAs that have begun this one
   u32 pad[62];
 };
 
@@ -97,25 +97,26 @@ __device__ __forceinline__ u32 begin_call(const Params& p) {
   return *(volatile u32*)&((Shared*)p.shared[p.rank])->calls + 1;
 }
 
-// All that this CTA has sent is there, and what its twins on the other GPUs have sent is here.
+// The last CTA counts the call: all have read what it changes.
+__device__ __forceinline__ void count_call(const Params& p, u32 call) {
+  Shared* own = (Shared*)p.shared[p.rank];
+  __threadfence();
+  if (atomicAdd(&own->counted, 1) == gridDim.x - 1) {
+    own->counted = 0;
+    own->calls = call;
+  }
+}
+
+// All that this CTA has sent is there, and what its twins on the other GPUs have sent is here. The
+// call is counted meanwhile.
 __device__ __forceinline__ void exchange(const Params& p, u32 call) {
   __syncthreads();
   const int other = threadIdx.x;
   if (other < RANKS && other != p.rank) {
     publish(&((Shared*)p.shared[other])->flags[p.rank][blockIdx.x], call);
     wait_for(&((Shared*)p.shared[p.rank])->flags[other][blockIdx.x], call, p.limit_ns);
+  } else if (threadIdx.x == blockDim.x - 1) {
+    count_call(p, call);
   }
   __syncthreads();
-}
-
-// The last CTA ends the call: all have read what it changes.
-__device__ __forceinline__ void end_call(const Params& p, u32 call) {
-  Shared* own = (Shared*)p.shared[p.rank];
-  __syncthreads();
-  if (threadIdx.x) return;
-  __threadfence();
-  if (atomicAdd(&own->ended, 1) == gridDim.x - 1) {
-    own->ended = 0;
-    own->calls = call;
-  }
 }

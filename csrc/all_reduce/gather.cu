@@ -43,5 +43,4 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gather(const __grid_co
         if (at + i * step < count) x[in_rows(p, at + i * step, from)] = values[i];
     }
   }
-  end_call(p, call);
 }

@@ -65,6 +65,18 @@ __device__ __forceinline__ void send(const Params& p, u32 call, int row, int lan
   }
 }
 
+// What the products before have pushed out of the L2 cache comes back while rows are on their way.
+__device__ __forceinline__ void fetch(const Params& p, int row, int lane) {
+  const uint4* residual = (const uint4*)p.residual + (long long)row * p.width;
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i) {
+    const int at = lane + i * kGroup;
+    if (at >= p.width || row >= p.rows) continue;
+    if (MODE != 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(residual + at));
+    if (MODE == 2) asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint4*)p.weight + at));
+  }
+}
+
 // A row: the sum over ranks, added and normed as MODE says.
 __device__ __forceinline__ void finish(const Params& p, u32 call, int row, int lane, int group,
                                        float* sums) {
@@ -126,13 +138,13 @@ __device__ __forceinline__ void finish(const Params& p, u32 call, int row, int l
 extern "C" __global__ void __launch_bounds__(kGroup* kGroups, VECTORS > 3 || RANKS > 2 ? 1 : 2)
 one_shot(const __grid_constant__ Params p) {
   __shared__ float sums[kGroups * kWarps];
-  const u32 call = begin_call(p);
   const int group = threadIdx.x / kGroup, lane = threadIdx.x % kGroup;
   const int first = blockIdx.x + group * gridDim.x, step = gridDim.x * kGroups;
+  fetch(p, first, lane);
+  const u32 call = begin_call(p);
   for (int row = first; row < p.rows; row += step) send(p, call, row, lane);
   exchange(p, call);
   for (int row = first; row < p.rows; row += step) finish(p, call, row, lane, group, sums);
-  end_call(p, call);
 }
 #else
 // Copy engines bring the others' rows, and the number of this call behind them.
