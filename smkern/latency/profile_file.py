@@ -22,6 +22,8 @@ from smkern.tuning.cells import checked, time_us
 
 FORMAT = "smkern-profile"
 VERSION = 1
+PAUSED = 1.5
+"""The slowest turn over the median: below 1.08 for 99 launches of a hundred that run alone."""
 REMEDY = "delete it and measure again: smkern profile"
 
 
@@ -40,6 +42,12 @@ class Measured:
     sample: Sample
     held_out: bool = False
     about: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a launch alone took much longer in one turn than in another: the host's pauses,
+        which may be in its median, too."""
+        return self.sample.alone and self.about.get("worst_us", 0.0) > PAUSED * self.sample.us
 
     def to_json(self) -> dict[str, Any]:
         sample = self.sample
@@ -203,8 +211,8 @@ class ModelProfile:
 
     @property
     def fitted(self) -> list[Sample]:
-        """What predictors are fitted to."""
-        return [line.sample for line in self.lines if not line.held_out]
+        """What predictors are fitted to: launches alone only where the host was not in the way."""
+        return [line.sample for line in self.lines if not (line.held_out or line.is_paused)]
 
     @property
     def held_out(self) -> list[Sample]:

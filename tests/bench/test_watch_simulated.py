@@ -42,7 +42,7 @@ def served(policy: Policy, seconds: float = 6.0, *, gpu: str = COMMITTED) -> Wat
     [
         (COMMITTED, "chunked", 15), (COMMITTED, "chunked", 20),
         (COMMITTED, "static_split", 20), (COMMITTED, "static_split", 15),
-        (H100, "chunked", 20), (H100, "chunked", 30), (H100, "adaptive", 20),
+        (H100, "chunked", 20), (H100, "chunked", 30),
     ],
 )  # fmt: skip
 def test_as_the_gpu_served_it(gpu: str, name: str, limit_ms: int) -> None:
@@ -50,9 +50,7 @@ def test_as_the_gpu_served_it(gpu: str, name: str, limit_ms: int) -> None:
     case = {"name": "served", "policy": name, "limit": f"{limit_ms}ms", "model": PLAN.model}
     cells = load_results(FOLDER / gpu / "runtime.json").cells
     (real,) = [cell for cell in cells if cell["case"] == case and cell["provider"] == "smkern"]
-    adaptive = Adaptive(TABLES[gpu], tbt_slo_ms=float(limit_ms))
-    policy = SEARCHED[name](real["setting"]) if name in SEARCHED else adaptive
-    found = served(policy, gpu=gpu).figures()
+    found = served(SEARCHED[name](real["setting"]), gpu=gpu).figures()
     for figure in ("tokens_per_ms", "tbt_p50_ms", "tbt_p99_ms"):
         assert found[figure] == pytest.approx(real[figure], rel=0.07)
 
