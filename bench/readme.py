@@ -119,7 +119,6 @@ BLOCKS: dict[str, Block] = {
     "runtime-costs": _cells("runtime", runtime.costs_table),
     "runtime-ablation": _cells("runtime", runtime.ablation_table),
     "runtime-served": _cells("runtime", runtime.served_table),
-    "runtime-equal": _cells("runtime", runtime.equal_table),
     "server-table": _cells("server", server.server_table),
     "soak-table": _cells("server", server.soak_table),
     "engines-table": _cells("engines", engines.engines_table),

@@ -20,7 +20,7 @@ OVERHEAD, HOST, SWITCH = "layerwise_overhead_fraction", "host_us_per_step", "swi
 MIXED_IDLE, MIXED = "mixed_idle_fraction", "mixed_forward"
 HANDOVER, MEMORY = "switch_handover_us", "graph_memory_mib"
 MISMATCHES, ABLATION = "token_mismatches", "ablation"
-SERVED_RATE, SERVED_TRY, EQUAL = "served", "served_try", "served_equals_steady"
+SERVED_RATE, SERVED_TRY = "served", "served_try"
 HOST_GAP = "decode_gap_us"
 SOAK_MINUTES, SOAK_LEAKS = "soak_minutes", "soak_leaks"
 

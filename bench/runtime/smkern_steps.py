@@ -51,13 +51,6 @@ class SmkernSteps(ModelSteps):
             num_sms = place.num_sms if self._on_gpu else None
             self._prompts[place] = self.prompt.planned(num_sms=num_sms)
 
-    def set_lengths(self, keys: int) -> None:
-        """Let every row have so many keys from the next decode step on; nothing may run."""
-        assert keys <= self.decode_inputs.max_lengths.max(), "rows have no pages for so many keys"
-        self._lengths.fill_(keys)
-        if self._on_gpu:
-            torch.cuda.synchronize()
-
     def layers(self, first: int, count: int, place: Place) -> None:
         decoder, step = self._model.decoder, self._prompts[place]
         if first == 0:

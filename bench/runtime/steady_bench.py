@@ -31,6 +31,8 @@ from smkern.runtime.ticket import Ticket
 LEAST = 16
 """Launches of a lane from which figures are made."""
 WARM_STEPS = 2
+ALONE_S = 0.3
+"""How long decode steps are timed with nothing beside them."""
 
 
 @dataclass(slots=True)
@@ -240,11 +242,11 @@ class SteadyBench:
         groups = settled(self.prefill_marks.us())
         return rate(groups, self._worth, groups[0], groups[-1])
 
-    def steps_alone(self, rung: int | None, *, seconds: float = 0.3) -> Spans:
+    def steps_alone(self, rung: int | None) -> Spans:
         """Decode steps with nothing beside them."""
         decode = Feed("decode", 2, self.decode_steps())
         lanes = self.lanes(rung)
-        pump(lanes, [decode], for_a_while(seconds, decode, launches=8))
+        pump(lanes, [decode], for_a_while(ALONE_S, decode, launches=8))
         spans = Spans.of(self.decode_marks.us())
         return Spans(settled(spans.begins), settled(spans.ends))
 

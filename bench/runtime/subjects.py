@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 from smkern.bench.results import Results
-from smkern.bench.runtime import equal, served, steady_bench
+from smkern.bench.runtime import served, steady_bench
 from smkern.bench.runtime.cases import (
     ABLATION,
     AGGREGATED,
     ALONE,
-    EQUAL,
     GAP_RUNG,
     HOST,
     IDLE_CHUNK,
@@ -36,7 +35,6 @@ from smkern.bench.runtime.cases import (
     gap_name,
 )
 from smkern.bench.runtime.chunked import MARGINS, Chunked
-from smkern.bench.runtime.equal import EQUAL_RUNGS
 from smkern.bench.runtime.launching import layerwise, mixed_idle
 from smkern.bench.runtime.queues import queue_cells
 from smkern.bench.runtime.rows import of
@@ -204,21 +202,6 @@ def _served(tasks: Tasks) -> Iterator[Task]:
             yield Task(SERVED_RATE, OURS, about, measure)
 
 
-def _equal(tasks: Tasks) -> Iterator[Task]:
-    """Served steps against steady ones."""
-    seconds = tasks.served_s / 5
-    for rung in dict.fromkeys(map(tasks.nearest, EQUAL_RUNGS)):
-        measure = partial(equal.steady_cells, rung=rung, seconds=2 * seconds)
-        yield tasks.steady(EQUAL, measure, side="steady", rung=rung)
-        if tasks.plan.model in SERVED:
-            about = {"side": "served", "rung": rung}
-
-            def served_side(rung: int = rung) -> Iterator[Cell]:
-                return equal.served_cells(tasks.load(), rung, seconds)
-
-            yield Task(EQUAL, OURS, about, served_side)
-
-
 SUBJECTS: dict[str, Callable[[Tasks], Iterable[Task]]] = {
     "queues": lambda x: [x.steady(QUEUES, queue_cells, is_once=True)],
     "aggregated": _chunked,
@@ -232,7 +215,6 @@ SUBJECTS: dict[str, Callable[[Tasks], Iterable[Task]]] = {
     "memory": lambda x: x.served(MEMORY, served.memory_cells, is_once=True),
     "host": lambda x: x.served(HOST, served.host_cells, x.served_s / 5),
     "ablation": lambda x: x.served(f"{ABLATION}_tbt_p50_ms", served.ablation_cells, x.served_s / 2),
-    "equal": _equal,
     "served": _served,
 }
 """Name to its tasks, in the order in which they are run."""

@@ -59,7 +59,6 @@ class Workload:
         waiting: How many of these are kept in the queue; 0: none comes.
         reach: Keys by which a window begins below the mean, and ends above it.
         lead: Tokens that a row may draw before all rows decode.
-        flat: Whether tokens are drawn from almost the whole vocabulary, not as steady rows do it.
     """
 
     running: int
@@ -68,7 +67,6 @@ class Workload:
     waiting: int = 2
     reach: int = 128
     lead: int = 64
-    flat: bool = False
 
     @property
     def first(self) -> int:
@@ -86,7 +84,7 @@ class Workload:
         return SamplingParams(
             max_new_tokens=max_context - self.first - 1,
             temperature=TEMPERATURE,
-            top_k=0 if self.flat else TOP_K,
+            top_k=TOP_K,
             top_p=TOP_P,
             seed=1,
             ignore_eos=True,
@@ -131,7 +129,6 @@ class Watched:
         tbt_us: Gaps between two tokens of a row, as handed out, by the host's clock.
         control_us: Host time of each step that launched decode.
         steps: Spans of the decode lane, by the window that they lie in.
-        from_last: Where each of these is among all of the lane: -1 is the last.
         prompt_tokens: Tokens of prompts computed in the windows, by the share of layers done.
         sm_mhz: Clock of the SMs, by their own count.
         watts: Power of the board.
@@ -142,7 +139,6 @@ class Watched:
     tbt_us: list[float] = field(default_factory=list)
     control_us: list[float] = field(default_factory=list)
     steps: list[list[Span]] = field(default_factory=list)
-    from_last: list[list[int]] = field(default_factory=list)
     prompt_tokens: float = 0.0
     sm_mhz: float | None = None
     watts: float | None = None
@@ -322,9 +318,7 @@ class _Serving:
         lane = [span for span in spans if span.lane == "decode"]
         for begin, end in found.windows:
             found.prompt_tokens += tokens_within(spans, begin, end)
-            at = [i for i, x in enumerate(lane) if begin <= x.begin_us and x.end_us <= end]
-            found.steps.append([lane[i] for i in at])
-            found.from_last.append([i - len(lane) for i in at])
+            found.steps.append([x for x in lane if begin <= x.begin_us and x.end_us <= end])
         found.control_us = list(self._mux.control_us)[-len(found.spans) :]
         found.sm_mhz = self._clock.mhz()
         watts = [reading[1] for reading in self._readings if reading[1] is not None]

@@ -167,24 +167,6 @@ def _policy(cell: Cell) -> str:
     return f"`{name}`" if setting is None else f"`{name}`, {setting}"
 
 
-def equal_table(cells: Iterable[Cell]) -> str:
-    """A decode step's graph, steady and served, by rung and what was changed."""
-    rows = []
-    for cell in of(cells, cases.EQUAL):
-        case = cell["case"]
-        keys = case.get("keys", cell.get("keys"))
-        rows.append(
-            [
-                f"{case['model']}, {case['rung']} SMs", case["side"], case["variant"],
-                f"{keys:g}", f"{cell['value']:.3f}", f"{cell['between_graphs_us']:.1f}",
-                f"{cell['tbt_p50_ms']:.2f}", f"{cell['sm_mhz']:.0f}" if cell["sm_mhz"] else "",
-            ]
-        )  # fmt: skip
-    head = ["decode side", "side", "with", "keys", "graph, ms", "between graphs, us", "TBT p50, ms",
-            "MHz"]  # fmt: skip
-    return rows_or_none(head, rows)
-
-
 def steady_table(cells: Iterable[Cell]) -> str:
     """A decode step alone and beside prompts, and the prompts' tokens per ms, by decode SMs."""
     cells = list(cells)

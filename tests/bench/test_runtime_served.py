@@ -11,15 +11,11 @@ import pytest
 from smkern.bench.results import load_results
 from smkern.bench.runtime import served_load, suite
 from smkern.bench.runtime.cases import PLANS, RuntimePlan
-from smkern.bench.runtime.equal import deal_at_random, graphs_at
-from smkern.bench.runtime.equal import served_cells as equal_cells
-from smkern.bench.runtime.figures import Spans
 from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells
 from smkern.bench.runtime.served_load import ServedLoad, open_load, policies_named
 from smkern.bench.runtime.watch import WatchError, Workload, tokens_within
 from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor, step_rows
 from smkern.bench.suite import UnknownNameError
-from smkern.kv import KvPool, KvSizes
 from smkern.latency import Chunk, Size
 from smkern.models import Weights
 from smkern.policies import Chunked, StaticSplit
@@ -211,37 +207,6 @@ def test_no_policy_by_that_name():
     with pytest.raises(UnknownNameError, match="'fastest'; there are chunked"):
         policies_named("chunked,fastest")
     assert policies_named(None)[:2] == ("chunked", "static_split")
-
-
-def test_a_served_step_with_one_thing_changed_at_a_time():
-    with open_executor(weights(), SIZES) as executor:
-        graphs = executor.graphs
-        cells = list(equal_cells(load_of(executor), 40, 0.02))
-        assert executor.graphs is graphs
-    assert [cell["case"]["variant"] for cell in cells] == [
-        "prompts", "flat_top_p", "one_step", "no_prompts", "short", "short_large_plan",
-        "random_pages",
-    ]  # fmt: skip
-    by = {cell["case"]["variant"]: cell for cell in cells}
-    assert by["no_prompts"]["tokens_per_ms"] == 0 < by["prompts"]["tokens_per_ms"]
-    assert all(0 < c["value"] <= c["step_ms"] and c["between_graphs_us"] > 0 for c in cells)
-
-
-def test_graphs_of_a_window_are_found_from_the_last_on():
-    """Stamps forget the oldest, and rows that join are no part of a window."""
-    graphs = Spans((0, 10, 20, 30), (8, 18, 28, 38))
-    assert graphs_at(graphs, [-9, -3, -2]) == Spans((10, 20), (18, 28))
-
-
-def test_a_pool_deals_its_pages_at_random():
-    pool = KvPool(KvSizes(1, num_kv_heads=1, head_dim=64), num_pages=64, device="cpu")
-    pool.allocate("held", list(range(40)))
-    deal_at_random(pool)
-    pool.allocate("a", list(range(40, 40 + 60 * pool.page_size)))
-    pages = pool.pages("a")
-    assert len(set(pages)) == 60
-    assert list(pages) not in (sorted(pages), sorted(pages, reverse=True))
-    pool.check()
 
 
 def test_memory_of_graphs_of_which_a_cpu_has_none():

@@ -10,7 +10,6 @@ from smkern.bench.tables.runtime import (
     VARIANTS,
     ablation_table,
     costs_table,
-    equal_table,
     gains_table,
     served_table,
     steady_table,
@@ -97,19 +96,6 @@ def test_what_requests_met_in_earlier_runs():
     assert "| qwen3-8b, 20 ms | `chunked`, 402 | 18.89 | 22.18 |  | p50 | 19.1 |  |" in table
 
 
-def test_a_served_graph_beside_a_steady_one():
-    given = {"between_graphs_us": 4.2, "tbt_p50_ms": 19.2}
-    case = {"side": "steady", "rung": 26, "variant": "prompts"}
-    steady = PLAN.cell("served_equals_steady", "smkern", 19.1, "ms", **case, keys=2048)
-    case |= {"side": "served"}
-    served = PLAN.cell("served_equals_steady", "smkern", 19.5, "ms", **case)
-    table = equal_table(
-        [steady | given | {"sm_mhz": None}, served | given | {"keys": 2048.3, "sm_mhz": 1500.0}]
-    )
-    assert "| qwen3-8b, 26 SMs | steady | prompts | 2048 | 19.100 | 4.2 | 19.20 |  |" in table
-    assert "| qwen3-8b, 26 SMs | served | prompts | 2048.3 | 19.500 | 4.2 | 19.20 | 1500 |" in table
-
-
 def test_steps_and_rates_by_rung():
     table = steady_table(cells())
     assert "qwen3-8b, smkern; alone on the whole device 38.0 tokens/ms:" in table
@@ -148,7 +134,6 @@ def test_nothing_measured_is_said():
         costs_table,
         ablation_table,
         served_table,
-        equal_table,
     ):
         assert "Not measured" in table([])
 
