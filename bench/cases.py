@@ -60,12 +60,13 @@ def named(cases: Sequence[C], names: Iterable[str]) -> tuple[C, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes(Generic[C]):
-    """What a suite measures, and what with `--quick`."""
+    """What a suite measures, what with `--quick`, and what `more` where it is named."""
 
     cases: Sequence[C]
     quick_cases: Sequence[C]
     budgets: Sequence[int]
     quick_budgets: Sequence[int]
+    more: Sequence[C] = ()
 
     def groups(
         self, *, quick: bool, cases: str | None, budgets: Sequence[int] | None
@@ -76,7 +77,7 @@ class Sizes(Generic[C]):
             UnknownNameError: a part of `cases`, apart by commas, that no case's name has.
         """
         most = self.quick_cases if quick else self.cases
-        chosen = named(self.cases, cases.split(",")) if cases else most
+        chosen = named((*self.cases, *self.more), cases.split(",")) if cases else most
         own = self.quick_budgets if quick else self.budgets
         total = device_info().num_sms
         return groups_of(chosen, budgets or tuple(n for n in own if n <= total))

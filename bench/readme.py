@@ -104,8 +104,6 @@ BLOCKS: dict[str, Block] = {
     "attention-ratios": _cells("attention", operators.attention_ratios_table),
     "attention-plot": _pictures("attention-*.png"),
     "attention-plan": _cells("attention", operators.plan_table),
-    "append-table": _cells("append", operators.append_table),
-    "append-plot": _pictures("append*.png"),
     "ops-table": _cells("ops", operators.ops_table),
     "ops-sample": _cells("ops", operators.sample_table),
     "ops-plot": _pictures("ops*.png"),

@@ -46,10 +46,6 @@ SUITES = {
         "smkern.bench.attention.suite",
         "Paged attention over SM budget, against FlashInfer and SDPA in the same partition.",
     ),
-    "append": (
-        "smkern.bench.append.suite",
-        "QK-norm, RoPE and the write of K and V into their pages, over SM budget.",
-    ),
     "ops": (
         "smkern.bench.ops.suite",
         "A layer's other operators over SM budget, against torch and FlashInfer.",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.bench.append.cases import CASES as APPEND_CASES
-from smkern.measure.append import AppendCase
+from smkern.measure.append import AppendCase, Kind
 from smkern.measure.timing import sets_for
 
 BUDGETS = (16, 32, 48, 84, 116, 132)
@@ -162,7 +161,13 @@ CASES: tuple[OpCase, ...] = (
     grouped_gemm(MOE_PREFILL, "even", swiglu=False),
     *(moe_unpermute(tokens) for tokens in (DECODE, MOE_PREFILL)),
 )
-APPENDS = tuple(c for c in APPEND_CASES if c.kind == "norm-rope" and c.tokens in BOTH)
-"""Taken over from the append suite: the operator between the projection and attention."""
-ALL_CASES: tuple[OpCase | AppendCase, ...] = (*CASES, *APPENDS)
+KINDS: tuple[Kind, ...] = ("plain", "norm-rope", "fp8")
+APPENDS = tuple(AppendCase(kind, tokens) for kind in KINDS for tokens in (8, 64, 512, 2048, 8192))
+"""The operator between the projection and attention, which has operands of its own."""
+USUAL_CASES: tuple[OpCase | AppendCase, ...] = (
+    *CASES,
+    *(c for c in APPENDS if c.kind == "norm-rope" and c.tokens in BOTH),
+)
+MORE_CASES = tuple(case for case in APPENDS if case not in USUAL_CASES)
+"""Measured where they are named."""
 QUICK_CASES = (norm("add_rms_norm", PREFILL), silu_and_mul(DECODE), sample(128))

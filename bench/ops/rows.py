@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from smkern.bench.ops.cases import CASES
+from smkern.bench.ops.cases import APPENDS, CASES
 from smkern.bench.rows import Cell, Row, not_measured, rounded, settled, worst_row
 from smkern.measure.timing import geomean
 
 APPEND = "qk_norm_rope_append"
-OPS = tuple(dict.fromkeys((*(case.op for case in CASES), APPEND)))
-OWN_OPS = tuple(op for op in OPS if op != APPEND)
+OPS = tuple(dict.fromkeys((*(case.op for case in CASES), *(case.op for case in APPENDS))))
 STREAMING = ("add_rms_norm", APPEND)
 STREAMING_TOKENS, STREAMING_SHARE = 8192, 0.80
 """Least share of the partition's bandwidth, for these operators from so many tokens on."""
@@ -19,11 +18,10 @@ SAMPLE_BATCH, SAMPLE_READS = 128, 3.0
 
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
-    """Value, target, whether it is met, how many cells; {} where no cell is of the suite's own."""
-    cells = list(cells)
-    if not any(cell["op"] in OWN_OPS for cell in cells):
-        return {}
+    """Value, target, whether it is met, how many cells; {} where no cell is the suite's."""
     ours = [c for c in cells if c["op"] in OPS and c["provider"] == "smkern"]
+    if not ours:
+        return {}
     measured = [c for c in ours if c.get("us")]
     by = {op: [c for c in measured if c["op"] == op] for op in OPS}
     large = [c for c in measured if c["case"].get("tokens", 0) >= STREAMING_TOKENS]

@@ -7,12 +7,18 @@ from typing import Any
 
 import click
 
-from smkern.bench.append.providers import AppendBench
 from smkern.bench.cases import Group, Sizes, case_options
 from smkern.bench.frame import Bench, GroupSuite
-from smkern.bench.ops.cases import ALL_CASES, BUDGETS, QUICK_BUDGETS, QUICK_CASES, OpCase
+from smkern.bench.ops.append import AppendBench
+from smkern.bench.ops.cases import (
+    BUDGETS,
+    MORE_CASES,
+    QUICK_BUDGETS,
+    QUICK_CASES,
+    USUAL_CASES,
+    OpCase,
+)
 from smkern.bench.ops.providers import (
-    BUDGET_US,
     BUILDERS,
     PEERS,
     SLOW_TO_BUILD,
@@ -29,9 +35,9 @@ from smkern.bench.suite import Output, conclude, known_names, suite_command
 from smkern.measure.append import AppendCase, AppendOperands
 from smkern.measure.partitions import Partitions
 
-SIZES: Sizes[OpCase | AppendCase] = Sizes(ALL_CASES, QUICK_CASES, BUDGETS, QUICK_BUDGETS)
-APPEND_PEERS = {"torch": "torch", "torch:compile": "torch:compile", "other": "flashinfer"}
-"""The suite's peers, and the append suite's that are theirs."""
+SIZES: Sizes[OpCase | AppendCase] = Sizes(
+    USUAL_CASES, QUICK_CASES, BUDGETS, QUICK_BUDGETS, MORE_CASES
+)
 FLASHINFER_PARTS = ("activation", "gemm", "norm", "page", "rope", "sampling")
 """Modules of FlashInfer that the operators have peers in."""
 
@@ -42,8 +48,7 @@ def ops_suite(
     def build(cases: Sequence[OpCase | AppendCase]) -> Bench[Any]:
         (case,) = cases[:1]
         if isinstance(case, AppendCase):
-            names = [APPEND_PEERS[name] for name in peers if name in APPEND_PEERS]
-            return AppendBench(AppendOperands(case, device), flashinfer, names, BUDGET_US)
+            return AppendBench(AppendOperands(case, device), flashinfer, peers)
         return OpBench(BUILDERS[case.op](case, flashinfer, device), peers)
 
     def compile_all(groups: Sequence[Group[Any]], partitions: Partitions, _: Any) -> None:
@@ -70,7 +75,7 @@ def there(groups: Sequence[Group[Any]], results: Results) -> list[Group[Any]]:
 
 @suite_command(
     "ops",
-    *case_options("sample,rms_norm-64", peers=PEERS),
+    *case_options("sample,rms_norm-64,fp8-8192", peers=PEERS),
     quick="Three cases in two budgets: seconds of GPU time.",
 )
 def command(output: Output, *, cases: str | None, budgets: Any, peers: str, again: bool) -> None:
@@ -78,7 +83,8 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
 
     Each group of cells is one operator at one size in one budget: smkern; the sequence of torch's
     operators that it replaces, as it is and compiled; what torch, cuBLAS and FlashInfer have of
-    their own, in the spread and in the default partition.
+    their own, in the spread and in the default partition. Appends without RoPE and into fp8 caches
+    (plain-64, fp8-64) are measured where they are named.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
     names = known_names(peers, (*PEERS, *SLOW_TO_BUILD), "peer")

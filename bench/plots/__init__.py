@@ -15,7 +15,6 @@ from smkern.panels import Picture, write
 PICTURES: dict[str, Callable[[Results], Iterable[Picture]]] = {
     "gemm": operators.gemm,
     "attention": operators.attention,
-    "append": operators.append,
     "ops": operators.ops,
     "model": models.model,
     "runtime": models.runtime,

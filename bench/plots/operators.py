@@ -7,7 +7,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from smkern.bench.append.cases import OPS as APPEND_OPS
 from smkern.bench.ops.rows import OPS
 from smkern.bench.partition_rows import OURS, bandwidth, candidates
 from smkern.bench.plots.styles import provider_curve
@@ -32,13 +31,6 @@ ATTENTION: Mapping[str, dict[str, Any]] = {
 }
 RATES = {"decode": ("tbps", "TB/s"), "prefill": ("tflops", "TFLOP/s")}
 """Kind to what is drawn and its unit; a mixed step is drawn with the prefills."""
-APPEND: Mapping[str, dict[str, Any]] = {
-    "torch:compile": look("torch.compile", "#8d6a9f", "D", linewidth=1.0),
-    "flashinfer": look("FlashInfer's kernels in turn", "#6a994e", "^"),
-    "smkern": {},
-}
-APPEND_TOKENS = 512
-"""Fewer are a matter of microseconds, not of rates."""
 CHOICES = {
     "flashinfer-way": look("FlashInfer's way", "#6a994e", "^", markersize=8, linewidth=1.0),
     "torch": look("torch's green contexts", "#c8553d", "s", markersize=5, linewidth=1.2),
@@ -81,19 +73,6 @@ def attention(results: Results) -> Iterator[Picture]:
         if panels:
             heading = f"Paged attention by SM budget, {unit} ({gpu_of(results)})"
             yield Picture(f"attention-{kind}", heading, panels)
-
-
-def append(results: Results) -> Iterator[Picture]:
-    """What an append moves; a panel a case."""
-    found = [c for c in _measured(results, *APPEND_OPS) if c["case"]["tokens"] >= APPEND_TOKENS]
-    panels = []
-    for name, cells in grouped(found, _name).items():
-        marks = [provider_curve("ideal", ideal(cells, "tbps"))]
-        for provider, style in APPEND.items():
-            marks.append(provider_curve("smkern", best(cells, provider, "tbps"), **style))
-        panels.append(Panel(name, marks, "TB/s"))
-    if panels:
-        yield Picture("append", f"Append by SM budget, TB/s ({gpu_of(results)})", panels)
 
 
 def ops(results: Results) -> Iterator[Picture]:

@@ -35,7 +35,7 @@ COMMITTED = gpu_folder("NVIDIA H200")
 
 _SUITE = re.compile(r"\bbench[ .]([a-z][a-z0-9-]*)")
 _JOINED = {"replay-confirm": "replay", "append": "ops"}
-"""Suites that add to another's file."""
+"""Suites that add to another's file; that of the append is a part of it now."""
 REMEDY = "delete it, or measure into another file with --out"
 
 
@@ -207,7 +207,6 @@ def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File.")
 def command(parts: tuple[Path, ...], out: Path) -> None:
     """Merge results files of one suite; where two measured a cell, the later argument counts."""
-    from smkern.bench.append.cases import summarize as append_rows
     from smkern.bench.attention.rows import summarize as attention_rows
     from smkern.bench.gemm_rows import summarize as gemm_rows
     from smkern.bench.model.rows import summarize as model_rows
@@ -222,7 +221,6 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
     suites = (
         gemm_rows,
         attention_rows,
-        append_rows,
         op_rows,
         model_rows,
         runtime_rows,

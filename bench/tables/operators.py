@@ -1,10 +1,9 @@
-"""Tables of `partitions.json`, `attention.json`, `append.json` and `ops.json`."""
+"""Tables of `partitions.json`, `attention.json` and `ops.json`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from smkern.bench.append import cases as append
 from smkern.bench.attention.rows import settled as attention_ratio
 from smkern.bench.ops import rows as ops
 from smkern.bench.rows import Cell, settled
@@ -108,18 +107,11 @@ def plan_table(cells: Iterable[Cell]) -> str:
     )
 
 
-def append_table(cells: Iterable[Cell]) -> str:
-    """smkern's microseconds and speed over the best peer: rows of cases, columns of budgets."""
-    entries = []
-    for cell in cells:
-        if cell["op"] in append.OPS and cell["provider"] == "smkern" and cell.get("us"):
-            lead = f" ({settled(cell):.2f})" if cell.get("vs_best") else ""
-            entries.append((cell["case"]["name"], cell["group_sms"], f"{cell['us']:.1f}{lead}"))
-    return pivot("us (x best peer) \\ SMs", entries)
-
-
 def ops_table(cells: Iterable[Cell]) -> str:
-    """The same of a layer's other operators; bold where a peer is faster."""
+    """smkern's microseconds and speed over the best peer: rows of cases, columns of budgets.
+
+    Bold where a peer is faster.
+    """
     entries = []
     for cell in cells:
         op, case = cell["op"], cell["case"]

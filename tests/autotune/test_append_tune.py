@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from smkern.autotune import append, main
 from smkern.autotune.attention_cases import MODELS, Heads
 from smkern.autotune.measure import best_cell
-from smkern.bench.append.providers import our_call
+from smkern.bench.ops.append import our_call
 from smkern.measure.append import AppendCase, AppendOperands, problem_of_case
 from smkern.tuning.append import APPEND_FAMILY, AppendKey, Budget
 from tests.measure.fake_cuda import cuda

@@ -49,7 +49,7 @@ def suites_with_results() -> list[str]:
 
 def test_every_suite_that_measures_asks_the_device() -> None:
     measured = {
-        "gemm", "fp8", "attention", "append", "ops", "model", "runtime", "ceilings", "partitions",
+        "gemm", "fp8", "attention", "ops", "model", "runtime", "ceilings", "partitions",
         "cliffs", "batch-invariant", "host", "untuned", "replay", "replay-confirm", "server",
         "engines", "ranks", "cutlass", "power",
     }  # fmt: skip

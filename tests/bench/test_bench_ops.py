@@ -13,7 +13,14 @@ from smkern.bench.cases import Sizes, groups_of, named
 from smkern.bench.cells import cell_head
 from smkern.bench.frame import Provider
 from smkern.bench.ops import cases, suite
-from smkern.bench.ops.cases import ALL_CASES, BUDGETS, CASES, OpCase, expert_counts
+from smkern.bench.ops.cases import (
+    BUDGETS,
+    CASES,
+    MORE_CASES,
+    USUAL_CASES,
+    OpCase,
+    expert_counts,
+)
 from smkern.bench.ops.providers import BUILDERS, OpBench, missing
 from smkern.bench.ops.rivals import Rivals, relative_error
 from smkern.bench.ops.rows import summarize
@@ -25,6 +32,7 @@ from smkern.device import Budget
 from smkern.measure.append import AppendCase
 from smkern.measure.partitions import Place
 from tests.bench.doubles import run_suite, slowed
+from tests.bench.test_bench_append import TINY as APPENDS
 
 TINY = (
     cases.norm("rms_norm", 5, 64),
@@ -53,9 +61,10 @@ def rivals_of(case: OpCase) -> Rivals:
 
 
 def test_cases():
-    assert len({case.name for case in ALL_CASES}) == len(ALL_CASES) == 29
+    assert len(USUAL_CASES) == 29
+    assert len({case.name for case in (*USUAL_CASES, *MORE_CASES)}) == 29 + 13
     assert {case.op for case in CASES} == set(BUILDERS)
-    assert len(groups_of(ALL_CASES, BUDGETS)) == 29 * 6
+    assert len(groups_of(USUAL_CASES, BUDGETS)) == 29 * 6
     by = {case.name: case for case in CASES}
     assert by["add_rms_norm-8192x4096"].bytes_moved == 2 * (4 * 8192 + 1) * 4096
     assert by["gemm_swiglu-64x12288x4096"].flops == 2 * 64 * 2 * 12288 * 4096
@@ -63,7 +72,7 @@ def test_cases():
     assert by["sample-128x151936"].about == {
         "name": "sample-128x151936", "batch": 128, "vocab": 151936, "dtype": "bf16",
     }  # fmt: skip
-    assert [c.name for c in named(ALL_CASES, ["topk"])] == [
+    assert [c.name for c in named(USUAL_CASES, ["topk"])] == [
         "topk_softmax-64x128x8",
         "topk_softmax-4096x128x8",
     ]
@@ -165,10 +174,10 @@ def test_flashinfer_s_calls_are_as_its_signatures_say():
 @pytest.fixture
 def on_cpu(virtual_gpu, monkeypatch):
     """Torch's sequence as ours takes 200 us, as torch's 500; its compiler is not asked."""
-    chosen = (TINY[1], TINY[6], AppendCase("norm-rope", 96, 4, 2, 64))
-    monkeypatch.setattr(suite, "SIZES", Sizes(chosen, chosen, BUDGETS, BUDGETS))
+    chosen, more = (TINY[1], TINY[6], APPENDS[1]), (APPENDS[0], APPENDS[2])
+    monkeypatch.setattr(suite, "SIZES", Sizes(chosen, chosen, BUDGETS, BUDGETS, more))
     monkeypatch.setattr(AppendCase, "num_sets", 2)
-    monkeypatch.setattr("smkern.bench.append.providers.selection", lambda *a: {})
+    monkeypatch.setattr("smkern.bench.ops.append.selection", lambda *a: {})
     monkeypatch.setattr(suite, "flashinfer_with", lambda *parts: (None, "not here"))
     monkeypatch.setattr(suite, "ops_suite", partial(suite.ops_suite, device="cpu"))
     monkeypatch.setattr(suite, "missing", lambda ops: {})
@@ -199,6 +208,20 @@ def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
     assert data["meta"]["without_flashinfer"] == {}
     run_suite(suite.command, out, "--budgets", "16,32", "--peers", "torch", "--resume")
     assert {cell["num_sms"] for cell in json.loads(out.read_text())["cells"]} == {16, 32}
+
+
+def test_appends_of_every_kind_are_measured_where_they_are_named(on_cpu, tmp_path):
+    out = tmp_path / "ops.json"
+    options = "--cases", "plain,norm-rope,fp8", "--budgets", "16", "--peers", "torch"
+    run_suite(suite.command, out, *options)
+    cells = json.loads(out.read_text())["cells"]
+    for case in APPENDS:
+        own = [c for c in cells if (c["op"], c["case"]) == (case.op, case.about)]
+        assert [(c["provider"], c["placement"]) for c in own] == [
+            ("smkern", "spread"), ("torch", "spread"), ("torch", "default"),
+        ]  # fmt: skip
+        assert all(c["us"] for c in own)
+        assert own[0]["vs"].keys() == {"torch"}
 
 
 def test_an_operator_that_is_not_there_leaves_out_its_rows(on_cpu, tmp_path, monkeypatch):
@@ -239,7 +262,6 @@ def test_rows():
     assert rows["sample_reads_of_logits"]["met"] is True
     assert rows["not_measured"] == [{"name": sampled.name, "num_sms": 32, "error": "why"}]
     assert summarize([]) == {}
-    assert summarize([{"op": "qk_norm_rope_append"}]) == {}, "the append suite's own file"
 
 
 def test_tables_and_picture(tmp_path):

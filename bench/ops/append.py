@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from smkern.bench.frame import Bench, Peer, Provider, wrong_result
+from smkern.bench.ops.providers import BUDGET_US, PEERS
 from smkern.bench.peers import once
 from smkern.measure.append import (
     EPS,
@@ -28,7 +29,6 @@ from smkern.tuning.append import predict_us
 
 LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
 FP8_MAX = 448.0
-PEERS = ("torch", "torch:compile", "flashinfer")
 
 
 def our_call(ops: AppendOperands) -> Call:
@@ -167,7 +167,7 @@ class AppendBench(Bench[AppendCase]):
     ops: AppendOperands
     flashinfer: Any
     names: Collection[str] = PEERS
-    budget_us: float = 100_000.0
+    budget_us: float = BUDGET_US
     others: list[Peer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -176,11 +176,11 @@ class AppendBench(Bench[AppendCase]):
             ("torch", paged, once(partial(torch_call, ops, False))),
             ("torch:compile", paged, once(partial(torch_call, ops, True))),
         ]
-        if self.flashinfer is not None:
+        self.others = [peer for peer in found if peer[0] in self.names]
+        if self.flashinfer is not None and "other" in self.names:
             for layout in LAYOUTS:
                 make = partial(flashinfer_call, self.flashinfer, ops, layout)
-                found.append(("flashinfer", {"layout": layout}, once(make)))
-        self.others = [peer for peer in found if peer[0] in self.names]
+                self.others.append(("flashinfer", {"layout": layout}, once(make)))
 
     def ours(self, case: AppendCase, place: Place) -> list[Provider]:
         tell = partial(selection, self.ops, place)

@@ -1,1 +1,0 @@
-"""The append suite: cases, operands, peers."""
