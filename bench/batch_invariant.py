@@ -10,14 +10,12 @@ import click
 import torch
 
 import smkern
-from smkern.bench.cases import Group
+from smkern.bench.cases import Group, there
 from smkern.bench.frame import GroupSuite, Provider
 from smkern.bench.gemm import gemm_groups
 from smkern.bench.gemm_providers import GemmCase, ShapeBench
 from smkern.bench.rows import Cell
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command
-from smkern.device import device_info
-from smkern.measure.compiling import dispatcher_of
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions, Place
 from smkern.measure.timing import Timing, geomean, ratio
@@ -85,10 +83,6 @@ def summarize(cells: Iterable[Cell], differences: Differences) -> dict[str, Any]
 def invariant_suite(differences: Differences) -> GroupSuite[GemmCase]:
     """The cases; `differences` gets the rows of each shape that differ."""
 
-    def build(cases: Sequence[GemmCase]) -> InvariantBench:
-        operands = GemmOperands(*cases[0].shape, max(case.m for case in cases))
-        return InvariantBench(operands, dispatcher_of())
-
     def check(groups: Sequence[Group[GemmCase]], partitions: Partitions, _: Any) -> None:
         budgets = dict.fromkeys(group.num_sms for group in groups)
         for n, k in dict.fromkeys(group.case.shape for group in groups):
@@ -96,7 +90,7 @@ def invariant_suite(differences: Differences) -> GroupSuite[GemmCase]:
             differences[f"{n}x{k}"] = differing(operands, partitions, budgets)
 
     return GroupSuite(
-        build,
+        InvariantBench.of,
         lambda cells: summarize(cells, differences),
         shares=lambda case: case.shape,
         prepare=check,
@@ -107,11 +101,11 @@ def invariant_suite(differences: Differences) -> GroupSuite[GemmCase]:
 @suite_command("batch-invariant", *GEMM_OPTIONS)
 def command(output: Output, *, shapes: Any, ms: Any, budgets: Any) -> None:
     """Time smkern.gemm with and without batch_invariant=True, and compare bits over M and SMs."""
-    total, quick = device_info().num_sms, output.quick
+    quick = output.quick
     groups = gemm_groups(
         shapes or (SHAPES[:1] if quick else SHAPES),
         ms or (MS[:2] if quick else MS),
-        budgets or tuple(n for n in (BUDGETS[:2] if quick else BUDGETS) if n <= total),
+        budgets or there(BUDGETS[:2] if quick else BUDGETS),
         op=OP,
     )
     results = output.open()

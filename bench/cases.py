@@ -58,6 +58,12 @@ def named(cases: Sequence[C], names: Iterable[str]) -> tuple[C, ...]:
     return tuple(case for case in cases if any(name in case.name for name in names))
 
 
+def there(budgets: Iterable[int]) -> tuple[int, ...]:
+    """Those that the device has SMs for."""
+    total = device_info().num_sms
+    return tuple(n for n in budgets if n <= total)
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes(Generic[C]):
     """What a suite measures, what with `--quick`, and what `more` where it is named."""
@@ -79,8 +85,7 @@ class Sizes(Generic[C]):
         most = self.quick_cases if quick else self.cases
         chosen = named((*self.cases, *self.more), cases.split(",")) if cases else most
         own = self.quick_budgets if quick else self.budgets
-        total = device_info().num_sms
-        return groups_of(chosen, budgets or tuple(n for n in own if n <= total))
+        return groups_of(chosen, budgets or there(own))
 
 
 def case_options(

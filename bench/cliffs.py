@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import click
@@ -17,8 +18,8 @@ from smkern.bench.gemm_providers import GemmCase, ShapeBench
 from smkern.bench.rows import Cell
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command
 from smkern.device import device_info
-from smkern.measure.compiling import dispatcher_of, precompile
-from smkern.measure.gemm import GemmOperands, Shape
+from smkern.measure.compiling import precompile
+from smkern.measure.gemm import Shape
 from smkern.measure.partitions import Partitions
 
 OP = "gemm_cliffs"
@@ -82,28 +83,18 @@ def provider_of(backend: str | None) -> str:
 def cliff_suite(budgets: Sequence[int], backend: str | None) -> GroupSuite[GemmCase]:
     """The cases, each of which is one group of all budgets, named by the largest."""
 
-    def build(cases: Sequence[GemmCase]) -> CliffBench:
-        operands = GemmOperands(*cases[0].shape, max(case.m for case in cases))
-        return CliffBench(
-            operands=operands,
-            dispatcher=dispatcher_of(),
-            budget_us=US_A_BUDGET * len(budgets),
-            budgets=budgets,
-            backend=backend,
-        )
+    given: dict[str, Any] = {"budgets": budgets, "backend": backend}
+    given["budget_us"] = US_A_BUDGET * len(budgets)
 
     def compile_all(
         groups: Sequence[Group[GemmCase]], partitions: Partitions, progress: Progress
     ) -> None:
         places = [place for n in budgets if (place := partitions.at(n)) is not None]
         cases = [group.case.problem for group in groups]
-        precompile(
-            dispatcher_of(),
-            ((problem, place.budget, backend) for problem in cases for place in places),
-        )
+        precompile((problem, place.budget, backend) for problem in cases for place in places)
 
     return GroupSuite(
-        build,
+        partial(CliffBench.of, **given),
         summarize,
         shares=lambda case: case.shape,
         prepare=compile_all,

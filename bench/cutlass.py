@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from smkern.bench.cases import there
 from smkern.bench.cutlass_cpp import PROVIDER, CutlassBench
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_rows import TFLOPS_PER_SM, by_problem, settled_ratio
 from smkern.bench.rows import Cell, geomean_row
 from smkern.bench.suite import GEMM_OPTIONS, TIME_LIMIT_OPTION, Output, conclude, suite_command
-from smkern.device import device_info
 from smkern.kernels.cute.cpp import load
 from smkern.kernels.cute.cpp_build import built
 from smkern.measure.gemm import BUDGETS, SHAPES
@@ -98,11 +98,8 @@ def command(output: Output, *, shapes: Any, ms: Any, budgets: Any) -> None:
     After `smkern build --cpp` CUTLASS's C++ GEMMs, too, the fastest variant of each cell. All in
     the same partitions, interleaved; cuBLAS also in the driver's own, and the better counts.
     """
-    total = device_info().num_sms
-    groups = gemm_groups(
-        shapes or SHAPES, ms or ROWS, budgets or tuple(n for n in BUDGETS if n <= total)
-    )
-    bench = partial(CutlassBench, cpp=load() if built() else None)
+    groups = gemm_groups(shapes or SHAPES, ms or ROWS, budgets or there(BUDGETS))
+    bench = partial(CutlassBench.of, cpp=load() if built() else None)
     suite = GemmChoice(BACKENDS, context=False, bench=bench).suite(summarize, limits={})
     results = output.open()
     conclude(results, output.path, suite.run(groups, results, output, again=False))

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from smkern.bench.cases import Group
+from smkern.bench.cases import Group, there
 from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm_providers import OUR_BACKENDS, GemmBench, GemmCase
 from smkern.bench.gemm_rows import WORST_TARGET, is_losing, summarize
@@ -22,9 +22,8 @@ from smkern.bench.suite import (
     conclude,
     suite_command,
 )
-from smkern.device import device_info
 from smkern.measure.compiling import compile_configs, dispatcher_of
-from smkern.measure.gemm import BUDGETS, MS, SHAPES, GemmOperands, Shape
+from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
 from smkern.measure.partitions import Partitions, Place
 from smkern.tuning.config import GemmConfig, GemmProblem
 
@@ -73,25 +72,19 @@ class GemmChoice:
         peers: whether cuBLAS takes part.
         context: with cuBLAS on the whole chip, and our kernel told a wrong budget.
         before: called with a shape before what it launches is chosen.
-        bench: what a shape's operands and the fields of `GemmBench` become.
+        bench: makes a bench of a shape's cases and these choices.
     """
 
     backends: Mapping[str, str | None] = field(default_factory=lambda: OUR_BACKENDS)
     peers: bool = True
     context: bool = True
     before: Callable[[Shape], None] | None = None
-    bench: Callable[..., GemmBench] = GemmBench
+    bench: Callable[..., GemmBench] = GemmBench.of
 
     def build(self, cases: Sequence[GemmCase]) -> GemmBench:
-        n, k = cases[0].shape
-        self._choose_for((n, k))
-        operands = GemmOperands(n, k, max(case.m for case in cases))
+        self._choose_for(cases[0].shape)
         return self.bench(
-            operands,
-            dispatcher_of(),
-            backends=self.backends,
-            with_peers=self.peers,
-            with_context=self.context,
+            cases, backends=self.backends, with_peers=self.peers, with_context=self.context
         )
 
     def compile(
@@ -109,7 +102,6 @@ class GemmChoice:
                     configs[problem, chosen.config] = None
         bar = progress.add_task("compile", total=None)
         compile_configs(
-            dispatcher,
             configs,
             done=lambda done, total: progress.update(bar, completed=done, total=total),
         )
@@ -150,11 +142,11 @@ def command(output: Output, *, shapes: Any, ms: Any, budgets: Any, again: bool) 
     Each cell: smkern as dispatched, by its own kernels, by the cost model alone; cuBLAS in the
     spread and the default partition and on the whole chip; our kernel told the wrong budget.
     """
-    total, quick = device_info().num_sms, output.quick
+    quick = output.quick
     groups = gemm_groups(
         shapes or (QUICK_SHAPES if quick else SHAPES),
         ms or (QUICK_MS if quick else MS),
-        budgets or (QUICK_BUDGETS if quick else tuple(n for n in BUDGETS if n <= total)),
+        budgets or there(QUICK_BUDGETS if quick else BUDGETS),
         streaming=not (quick or budgets),
     )
     results = output.open()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -14,7 +14,7 @@ from smkern.bench.cases import Group
 from smkern.bench.frame import Bench, Provider, wrong_result
 from smkern.bench.rows import Cell
 from smkern.device import Budget
-from smkern.measure.compiling import problem_of
+from smkern.measure.compiling import dispatcher_of
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions, Place
 from smkern.measure.timing import Call, Timing, ratio
@@ -55,7 +55,7 @@ class GemmCase:
 
     @property
     def problem(self) -> GemmProblem:
-        return problem_of(self.n, self.k, self.m)
+        return GemmProblem(self.m, self.n, self.k)
 
     @property
     def bytes_moved(self) -> int:
@@ -78,6 +78,12 @@ class ShapeBench(Bench[GemmCase]):
     operands: GemmOperands
     dispatcher: Dispatcher
     budget_us: float = 12_000.0
+
+    @classmethod
+    def of(cls, cases: Sequence[GemmCase], **options: Any) -> Self:
+        """On operands for these cases; `options`: its other fields."""
+        operands = GemmOperands(*cases[0].shape, max(case.m for case in cases))
+        return cls(operands, dispatcher_of(), **options)
 
     def reset(self, case: GemmCase) -> None:
         self.operands.reference(case.m)

@@ -19,11 +19,12 @@ from smkern.bench.results import Results
 from smkern.bench.rows import Cell, cost_cell
 from smkern.bench.suite import BUDGETS_OPTION, MS_OPTION, Output, suite_command, written
 from smkern.device import Budget, device_info
-from smkern.measure.compiling import dispatcher_of, problem_of
+from smkern.measure.compiling import dispatcher_of
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions
 from smkern.measure.timing import Timing
 from smkern.partition import current_budget
+from smkern.tuning.config import GemmProblem
 
 OP = "gemm_host"
 TARGET_US = {"eager": 10.0, "torch_ops": 16.0, "new_budget": 5.0, "switch": 10.0}
@@ -103,7 +104,7 @@ class HostCosts:
     def _probe(self, budget: Budget, *, split: bool) -> tuple[int, int, int] | None:
         """A small problem that dispatch runs by our own kernel with whole, or split, K loops."""
         for m, n, k in PROBES:
-            config = dispatcher_of().select(problem_of(n, k, m), budget).config
+            config = dispatcher_of().select(GemmProblem(m, n, k), budget).config
             if config.kernel != "cublaslt" and (config.split != 1) == split:
                 return m, n, k
         return None

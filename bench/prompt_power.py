@@ -273,7 +273,7 @@ def candidates(config: ModelConfig, items: Sequence[Item], bench: PowerBench) ->
         for problem in problems_of(config, BATCH, BATCH):
             problem = settled_problem(problem, budget)
             compiled[problem, dispatcher.select(problem, budget).config] = None
-    count = compile_configs(dispatcher, compiled)
+    count = compile_configs(compiled)
     click.echo(f"{count} variants compiled")
     return found
 

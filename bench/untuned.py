@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from smkern.bench.cases import Group
+from smkern.bench.cases import Group, there
 from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_providers import GemmCase
@@ -176,7 +176,7 @@ def command(output: Output, *, left_out: Path | None, again: bool) -> None:
     """
     info = device_info()
     if left_out is not None:
-        groups = gemm_groups(budgets=tuple(n for n in BUDGETS if n <= info.num_sms))
+        groups = gemm_groups(budgets=there(BUDGETS))
         suite, again = left_out_suite(left_out), False
     else:
         groups = untuned_groups(info.num_sms)

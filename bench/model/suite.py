@@ -36,7 +36,7 @@ from smkern.bench.suite import (
 )
 from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
 from smkern.device import Budget, device_info
-from smkern.measure.compiling import dispatcher_of, precompile
+from smkern.measure.compiling import precompile
 from smkern.measure.forwards import compile_forwards, problems_of
 from smkern.measure.options import IntList
 from smkern.measure.partitions import Partitions, Place, trim_memory
@@ -163,7 +163,7 @@ def compile_gemms(
     forwards = [(decode, steps), ([(plan.tokens, 1)], prompts)]
     plain = {replace(x, epilogue=Epilogue()) for x in problems_of(config, plan.tokens, 1)}
     alone = ((problem, budget, None) for problem in plain for budget in prompts)
-    return compile_forwards(config, forwards) + precompile(dispatcher_of(), alone)
+    return compile_forwards(config, forwards) + precompile(alone)
 
 
 def run(

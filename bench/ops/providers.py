@@ -13,7 +13,7 @@ from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.rivals import Rivals
 from smkern.bench.peers import once
 from smkern.device import Budget
-from smkern.measure.compiling import dispatcher_of, precompile, settled_problem
+from smkern.measure.compiling import precompile, settled_problem
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call
 from smkern.tuning.config import Epilogue, GemmProblem
@@ -77,7 +77,7 @@ def compile_gemms(cases: Iterable[Any], budgets: Sequence[Budget]) -> int:
         problem = GemmProblem(case["m"], columns, case["k"], epilogue=epilogue)
         for budget in budgets:
             found[settled_problem(problem, budget), budget, None] = None
-    return precompile(dispatcher_of(), found) if found else 0
+    return precompile(found) if found else 0
 
 
 def _warmed(make: Callable[[], Call]) -> Call:

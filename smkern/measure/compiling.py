@@ -14,15 +14,11 @@ from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.constraints import LIBRARIES
 
 
-def dispatcher_of(device: int = 0) -> Dispatcher:
-    """The dispatcher behind `smkern.gemm` on a device that is present."""
+def dispatcher_of() -> Dispatcher:
+    """The dispatcher behind `smkern.gemm` on the device that is measured."""
     from smkern.ops.gemm.dispatch import gemm_dispatcher
 
-    return gemm_dispatcher(device)
-
-
-def problem_of(n: int, k: int, m: int, *, batch_invariant: bool = False) -> GemmProblem:
-    return GemmProblem(m, n, k, "bf16", batch_invariant=batch_invariant)
+    return gemm_dispatcher(0)
 
 
 def settled_problem(problem: GemmProblem, budget: Budget) -> GemmProblem:
@@ -32,19 +28,13 @@ def settled_problem(problem: GemmProblem, budget: Budget) -> GemmProblem:
     return replace(problem, epilogue=Epilogue())
 
 
-def precompile(
-    dispatcher: Dispatcher,
-    wanted: Iterable[tuple[GemmProblem, Budget, str | None]],
-    *,
-    done: Callable[[int, int], None] | None = None,
-) -> int:
+def precompile(wanted: Iterable[tuple[GemmProblem, Budget, str | None]]) -> int:
     """Compile in parallel what `wanted` (problem, budget, backend) will launch; how many."""
-    chosen = ((item[0], dispatcher.select(*item).config) for item in wanted)
-    return compile_configs(dispatcher, chosen, done=done)
+    select = dispatcher_of().select
+    return compile_configs((item[0], select(*item).config) for item in wanted)
 
 
 def compile_configs(
-    dispatcher: Dispatcher,
     configs: Iterable[tuple[GemmProblem, GemmConfig]],
     *,
     done: Callable[[int, int], None] | None = None,
@@ -56,8 +46,9 @@ def compile_configs(
     from smkern.kernels.gemm_compile import precompile as compile_all
     from smkern.kernels.gemm_variants import variant_of
 
+    sm = dispatcher_of().profile.info.sm
     variants = {
-        variant_of(problem, config, dispatcher.profile.info.sm)
+        variant_of(problem, config, sm)
         for problem, config in configs
         if config.kernel not in LIBRARIES
     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smkern.device import Budget
-from smkern.measure.compiling import dispatcher_of, precompile, settled_problem
+from smkern.measure.compiling import precompile, settled_problem
 from smkern.tuning.config import Epilogue, GemmProblem
 
 if TYPE_CHECKING:
@@ -64,5 +64,4 @@ def compile_forwards(
         for problem in problems_of(config, rows, requests, ranks)
         for budget in budgets
     }
-    ready = [(settled_problem(problem, budget), budget, None) for problem, budget in found]
-    return precompile(dispatcher_of(), ready)
+    return precompile((settled_problem(problem, budget), budget, None) for problem, budget in found)

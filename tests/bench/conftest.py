@@ -17,7 +17,7 @@ __all__ = ["cuda"]
 def virtual_gpu(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """An H200 for suites of groups: every even budget is there, launches take what they say."""
     info = load_profile("h200").info
-    for name in ("cases", "gemm", "cliffs", "batch_invariant", "untuned"):
+    for name in ("cases", "cliffs", "untuned"):
         monkeypatch.setattr(f"smkern.bench.{name}.device_info", lambda: info)
     monkeypatch.setattr("smkern.bench.frame.Partitions", partial(FakePartitions, cuda))
     monkeypatch.setattr("smkern.bench.frame.power_meter", Meter)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from smkern.bench import batch_invariant, cliffs, gemm, untuned
+from smkern.bench import batch_invariant, cliffs, gemm, gemm_providers, untuned
 from smkern.bench.cases import Group
 from smkern.bench.frame import Rounds
 from smkern.bench.gemm_providers import GemmBench, GemmCase
@@ -132,15 +132,16 @@ def small(virtual_gpu, dispatcher, monkeypatch):
     def operands(n, k, rows, num_sets=2):
         return GemmOperands(n, k, rows, device="cpu", num_sets=2)
 
-    for module in (gemm, cliffs, batch_invariant, untuned):
+    for module in (gemm, gemm_providers, compiling, untuned):
         monkeypatch.setattr(module, "dispatcher_of", lambda: dispatcher)
-        if module is not untuned:
-            monkeypatch.setattr(module, "GemmOperands", operands)
-            monkeypatch.setattr(module, "SHAPES", ((N, K),))
-            monkeypatch.setattr(module, "MS", (7, 8))
+    for module in (gemm_providers, batch_invariant):
+        monkeypatch.setattr(module, "GemmOperands", operands)
+    for module in (gemm, cliffs, batch_invariant):
+        monkeypatch.setattr(module, "SHAPES", ((N, K),))
+        monkeypatch.setattr(module, "MS", (7, 8))
     compiled = []
     for module, name in ((gemm, "compile_configs"), (compiling, "compile_configs")):
-        monkeypatch.setattr(module, name, lambda dispatcher, x, done=None: compiled.append([*x]))
+        monkeypatch.setattr(module, name, lambda x, done=None: compiled.append([*x]))
     return compiled
 
 

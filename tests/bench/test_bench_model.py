@@ -204,9 +204,8 @@ def test_gemms_to_compile():
 
 def test_a_prompts_gemms_compile_without_their_epilogues_too(monkeypatch):
     forwards, alone = [], []
-    monkeypatch.setattr(suite, "dispatcher_of", lambda: None)
     monkeypatch.setattr(suite, "compile_forwards", lambda _, given: forwards.extend(given) or 3)
-    monkeypatch.setattr(suite, "precompile", lambda dispatcher, given: alone.extend(given) or 2)
+    monkeypatch.setattr(suite, "precompile", lambda given: alone.extend(given) or 2)
     small, large = Budget(16, "mask"), Budget(116, "mask")
     assert suite.compile_gemms(preset("qwen3-8b"), PLAN, [small], [large]) == 5
     assert forwards == [([(1, 1), (2, 2)], [small]), ([(40, 1)], [large])]
