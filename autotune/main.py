@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +135,7 @@ def command(ctx: click.Context, **options: Any) -> None:
     # one CPU for this process and one for what it queues: a late launch would be timed
     workers = options.pop("workers") or max(1, len(os.sched_getaffinity(0)) - 2)
     minutes, top = options.pop("minutes"), options.pop("top")
-    asked = Settings(**common, workers=workers, command=_command_line())
+    asked = Settings(**common, workers=workers)
     model = {name: options.pop(name) for name in ("model", "tp", "check")}
     if model["model"] is None:
         if model["check"] or model["tp"] != 1:
@@ -157,9 +156,3 @@ def _refuse_operator_options(ctx: click.Context, options: Mapping[str, Any]) -> 
     ]
     if given:
         raise click.UsageError(f"--model chooses {', '.join(given)} itself: leave them out")
-
-
-def _command_line() -> str:
-    """The command as a reader would type it, without paths of this machine."""
-    words = sys.argv[2:] if sys.argv[1:2] == ["autotune"] else sys.argv[1:]
-    return " ".join(["smkern autotune", *(Path(w).name if w.startswith("/") else w for w in words)])

@@ -33,7 +33,6 @@ class Settings:
         dry_run: Only say what would be measured.
         out: The table, or the folder of a model's; None: this user's.
         workers: Processes that compile.
-        command: The command line that the user typed.
         seconds: Time for everything.
         top: Candidates of a cell; None: what its family takes.
     """
@@ -43,7 +42,6 @@ class Settings:
     dry_run: bool
     out: Path | None
     workers: int
-    command: str
     seconds: float = float("inf")
     top: int | None = None
 
@@ -144,8 +142,7 @@ class _Run:
         tables, fresh = self.tables, self.asked.fresh
         todo = [x for x in jobs if not tables.has(x) or fresh]
         click.echo(f"{len(todo)} cells to measure, {len(jobs) - len(todo)} are in the table")
-        about = {"command": self.asked.command, "contended": self.contended}
-        tables.meta = collect_meta() | about
+        tables.meta = collect_meta() | {"contended": self.contended}
         pipeline = self._pipeline(Job.wanted, tables.keep)
         try:
             left = pipeline.run(todo)

@@ -13,7 +13,7 @@ from smkern.autotune.raw import Measurement
 from smkern.device import Budget
 from smkern.measure.partitions import Place
 
-META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date"), "x")
+META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
 
 
 def place(num_sms: int, *, whole: int = 132, neighbour: Any = None) -> Place:

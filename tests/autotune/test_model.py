@@ -218,7 +218,7 @@ class Bench:
     def tune(self, *, seconds=float("inf"), check=False, budgets=None, out=True, fresh=False):
         self.device.log.clear()
         out = self.folder / "tables" if out else None
-        asked = run.Settings(budgets, fresh, False, out, 1, "c", seconds, 3)
+        asked = run.Settings(budgets, fresh, False, out, 1, seconds, 3)
         run.tune_model(asked, model="qwen3-8b", tp=1, check=check)
         return self.device.cells()
 
