@@ -65,7 +65,6 @@ def tuned_cases(
     models: Iterable[Heads] = MODELS,
     *,
     cache_dtype: CacheDtype = "bf16",
-    page_size: int = 16,
     batches: Iterable[int] = DECODE_BATCHES,
     lengths: Iterable[int] = DECODE_LENGTHS,
     prompts: Iterable[int] = PREFILL_LENGTHS,
@@ -75,21 +74,16 @@ def tuned_cases(
     for heads in models:
         steps = [(batch, 1, length) for length, batch in product(lengths, batches)]
         steps += [(1, length, length) for length in prompts]
-        found += [case_of(heads, *step, cache_dtype, page_size) for step in steps]
+        found += [case_of(heads, *step, cache_dtype) for step in steps]
     return found
 
 
 def case_of(
-    heads: Heads,
-    batch: int,
-    q_len: int,
-    length: int,
-    cache_dtype: CacheDtype = "bf16",
-    page_size: int = 16,
+    heads: Heads, batch: int, q_len: int, length: int, cache_dtype: CacheDtype = "bf16"
 ) -> AttentionCase:
     """A decode step, or with more than one query token prompts, of requests of one length."""
     kind: Kind = "decode" if q_len == 1 else "prefill"
     return AttentionCase(
         f"{heads}-{kind}-{batch}x{length}", kind, (q_len,) * batch, (length,) * batch, cache_dtype,
-        heads.num_q_heads, heads.num_kv_heads, heads.head_dim, page_size,
+        heads.num_q_heads, heads.num_kv_heads, heads.head_dim,
     )  # fmt: skip

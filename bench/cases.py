@@ -8,11 +8,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import click
 
+from smkern.bench.cells import Work
 from smkern.bench.suite import AGAIN_OPTION, BUDGETS_OPTION, TIME_LIMIT_OPTION, UnknownNameError
 from smkern.device import device_info
 
 
-class Measured(Protocol):
+class Measured(Work, Protocol):
     """A case: what is computed, what that moves and computes, the `case` of its cells."""
 
     @property
@@ -21,10 +22,6 @@ class Measured(Protocol):
     def name(self) -> str: ...
     @property
     def about(self) -> dict[str, Any]: ...
-    @property
-    def bytes_moved(self) -> int: ...
-    @property
-    def flops(self) -> int: ...
 
 
 C = TypeVar("C", bound=Measured)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-Cell = Mapping[str, Any]
+from smkern.bench.rows import Cell, target_row
+
 Points = dict[int, float]
 
 TARGET_TBPS = {8: 1.75, 16: 3.15, 24: 3.9, 32: 4.25, 48: 4.4}
@@ -47,11 +48,7 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for n, target in TARGET_TBPS.items():
         if n in ours:
-            rows[f"bandwidth_tbps_{n}_sms"] = {
-                "value": ours[n],
-                "target": target,
-                "met": ours[n] >= target,
-            }
+            rows[f"bandwidth_tbps_{n}_sms"] = target_row(ours[n], target, 1)
     if ours:
         rows["of_best_choice"] = _of_best(ours, best_choice(cells))
     for peer in PEERS:
@@ -64,14 +61,8 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
 def _of_best(ours: Points, best: Mapping[int, tuple[float, str]]) -> dict[str, Any]:
     ratios = {n: tbps / best[n][0] for n, tbps in ours.items()}
     worst = min(ratios, key=lambda n: ratios[n])
-    return {
-        "value": round(ratios[worst], 4),
-        "target": TARGET_OF_BEST,
-        "met": ratios[worst] >= TARGET_OF_BEST,
-        "worst_at": worst,
-        "best_there": best[worst][1],
-        "rungs": len(ratios),
-    }
+    row = target_row(ratios[worst], TARGET_OF_BEST, len(ratios))
+    return row | {"worst_at": worst, "best_there": best[worst][1], "rungs": len(ratios)}
 
 
 def _costs(cells: Iterable[Cell]) -> dict[str, Any]:

@@ -50,7 +50,6 @@ class RuntimePlan:
         batch: Requests that decode.
         context: Keys of each.
         tokens: Tokens of a prompt.
-        group: Layers of a prompt that are launched at a time.
         paced: Rungs on which decode is tried a step each limit, with pauses in between.
         served_ms: TBT limits under which policies serve.
         served_chunks: Chunks among which the best is searched then; none: `chunks`.
@@ -63,7 +62,6 @@ class RuntimePlan:
     batch: int = 64
     context: int = 2048
     tokens: int = 4096
-    group: int = 1
     paced: tuple[int, ...] = ()
     served_ms: tuple[float, ...] = ()
     served_chunks: tuple[int, ...] = ()

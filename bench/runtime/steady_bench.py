@@ -185,8 +185,8 @@ class SteadyBench:
         return cycle([Work("decode", self.steps.decode)])
 
     def prompt_groups(self) -> Iterator[Work]:
-        """Groups of prompts' layers, prompt after prompt without end; each group's end stamped."""
-        return cycle(self.prompt(self.plan.group, self.prefill_marks))
+        """Prompts' layers, one by one, prompt after prompt without end; each one's end stamped."""
+        return cycle(self.prompt(1, self.prefill_marks))
 
     def prompt(self, group: int, ends: Stamps | None = None) -> list[Work]:
         """One prompt by groups of layers, each group's end stamped."""
@@ -252,8 +252,8 @@ class SteadyBench:
 
     @property
     def _worth(self) -> float:
-        """Tokens of a prompt that a group of layers counts for."""
-        return self.plan.tokens * self.plan.group / self.steps.num_layers
+        """Tokens of a prompt that a layer counts for."""
+        return self.plan.tokens / self.steps.num_layers
 
 
 def made_model(plan: RuntimePlan) -> Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from smkern.bench.attention.rows import settled as attention_ratio
 from smkern.bench.ops import rows as ops
@@ -83,28 +83,19 @@ def _attention_rates(cells: Iterable[Cell], unit: str, style: str, *, decode: bo
 
 def attention_ratios_table(cells: Iterable[Cell]) -> str:
     """smkern's speed over the best of FlashInfer's ways: rows of cases, columns of budgets."""
-    return pivot(
-        "case \\ SMs",
-        (
-            (cell["case"]["name"], cell["group_sms"], f"{attention_ratio(cell):.2f}")
-            for cell in cells
-            if cell["op"] == "paged_attention"
-            and cell["provider"] == "smkern"
-            and cell.get("vs_flashinfer")
-        ),
-    )
+    found = [cell for cell in cells if cell["op"] == "paged_attention"]
+    ours = [cell for cell in found if cell["provider"] == "smkern" and cell.get("vs_flashinfer")]
+    return _by_case("case \\ SMs", ours, lambda cell: f"{attention_ratio(cell):.2f}")
 
 
 def plan_table(cells: Iterable[Cell]) -> str:
     """Microseconds of the plan on the device: rows of cases, columns of budgets."""
-    return pivot(
-        "plan, us \\ SMs",
-        (
-            (cell["case"]["name"], cell["group_sms"], f"{cell['us']:.1f}")
-            for cell in cells
-            if cell["op"] == "plan_attention" and cell.get("us")
-        ),
-    )
+    plans = [cell for cell in cells if cell["op"] == "plan_attention" and cell.get("us")]
+    return _by_case("plan, us \\ SMs", plans, lambda cell: f"{cell['us']:.1f}")
+
+
+def _by_case(corner: str, cells: Iterable[Cell], text: Callable[[Cell], str]) -> str:
+    return pivot(corner, ((cell["case"]["name"], cell["group_sms"], text(cell)) for cell in cells))
 
 
 def ops_table(cells: Iterable[Cell]) -> str:

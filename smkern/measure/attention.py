@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from smkern.latency.cost import visible_pairs
 from smkern.measure.timing import sets_for
 from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
@@ -58,10 +59,7 @@ class AttentionCase:
 
     @property
     def cu_q_lens(self) -> tuple[int, ...]:
-        starts = [0]
-        for q_len in self.q_lens:
-            starts.append(starts[-1] + q_len)
-        return tuple(starts)
+        return tuple(accumulate(self.q_lens, initial=0))
 
     @property
     def num_decode(self) -> int:
@@ -85,9 +83,7 @@ class AttentionCase:
     @property
     def flops(self) -> int:
         """Both matrix products over every visible (query, key) pair."""
-        pairs = sum(
-            q * kv - q * (q - 1) // 2 for q, kv in zip(self.q_lens, self.kv_lens, strict=True)
-        )
+        pairs = sum(map(visible_pairs, self.q_lens, self.kv_lens))
         return 4 * self.head_dim * self.num_q_heads * pairs
 
     @property

@@ -49,9 +49,7 @@ def gemm_times(
 
 
 @contextmanager
-def times_beside(
-    config: ModelConfig, profile: Profile, sms: Iterable[int] | None = None
-) -> Iterator[Callable[[], GemmTimes | None]]:
+def times_beside(config: ModelConfig, profile: Profile) -> Iterator[Callable[[], GemmTimes | None]]:
     """`gemm_times` in a process of its own, beside what goes on; yields what waits for it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield pool.submit(gemm_times, config, profile, sms).result
+        yield pool.submit(gemm_times, config, profile).result
