@@ -6,14 +6,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
-from smkern.autotune import append, main
+from smkern.autotune import append
 from smkern.autotune.attention_cases import MODELS, Heads
 from smkern.autotune.measure import best_cell
 from smkern.bench.ops.append import our_call
 from smkern.measure.append import AppendCase, AppendOperands, problem_of_case
-from smkern.tuning.append import APPEND_FAMILY, AppendKey, Budget
+from smkern.tuning.append import AppendKey, Budget
 from tests.measure.fake_cuda import cuda
 
 __all__ = ["cuda"]
@@ -35,16 +34,6 @@ def test_a_case_has_the_key_of_its_call(monkeypatch, kind, tokens):
     problem = problem_of_case(AppendOperands(case, device="cpu"))
     assert AppendKey.of(problem, Budget(16)) == AppendKey.of(case.problem, Budget(16))
     assert replace(problem, batch=0) == replace(case.problem, batch=0)
-
-
-@pytest.mark.parametrize("confined", ["mask", "grid"])
-def test_candidates_begin_with_the_models_choice(profile, confined):
-    for case in append.tuned_cases(MODELS[:1]):
-        problem, budget = case.problem, Budget(32, confined)
-        found = list(append.FAMILY.wanted(problem, budget, profile))
-        assert found[0] == APPEND_FAMILY.choose(problem, budget, profile)
-        assert len(set(found)) == len(found)
-        assert all(APPEND_FAMILY.is_legal(problem, config, budget, profile) for config in found)
 
 
 class Dispatcher:
@@ -88,10 +77,3 @@ def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
     assert best is not None
     fine = [item for item in found if item.error is None]
     assert best.us <= 1.015 * min(item.us for item in fine)
-
-
-def test_dry_run_says_what_would_be_measured():
-    command = ["--op", "append", "--dry-run", "--heads", "32x8x128", "--budgets", "16,32"]
-    ran = CliRunner().invoke(main.command, command)
-    assert ran.exit_code == 0, ran.output
-    assert "16 cells" in ran.output

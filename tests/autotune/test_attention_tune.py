@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
-from smkern.autotune import attention, main
+from smkern.autotune import attention
 from smkern.autotune.attention_cases import MODELS, Heads, parse_heads, tuned_cases
 from smkern.tuning.attention import constraints
 from smkern.tuning.attention.key import AttentionKey
@@ -63,23 +62,3 @@ def test_a_tuned_cell_is_served_for_its_case(profile):
     table = AttentionTable({}, {AttentionKey.of(problem, budget): Tuned(last, 5.0)})
     found = select_attention(problem, budget, profile, table)
     assert (found.source, found.config) == ("table", last)
-
-
-def run(*arguments):
-    return CliRunner().invoke(main.command, ["--op", "attention", *arguments])
-
-
-def test_a_dry_run_needs_no_gpu():
-    result = run("--dry-run")
-    assert result.exit_code == 0, result.output
-    assert "432 cells, " in result.output
-    quick = run("--dry-run", "--quick", "--cache-dtype", "fp8")
-    assert "4 cells, " in quick.output
-    both = run("--dry-run", "--heads", "8x2x64", "--budgets", "32", "--confined", "both")
-    assert "24 cells, " in both.output
-
-
-def test_heads_that_are_none_are_refused():
-    result = run("--dry-run", "--heads", "8x3x64")
-    assert result.exit_code == 2
-    assert "QxKVxD" in result.output

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from click.testing import CliRunner
 
-from smkern.autotune import fp8, main
+from smkern.autotune import fp8
 from smkern.device import Budget
 from smkern.ops.fp8.dispatch import offline_dispatcher
 from smkern.ops.reference.fp8 import dequantize
@@ -41,10 +40,3 @@ def test_rows_of_a_shape_share_their_operands(monkeypatch):
     assert torch.allclose(many, dequantize(a, scale) @ dequantize(*tuner.w[0]).T)
     tuner.poison(small)
     assert tuner.results(small)[0].isnan().all()
-
-
-def test_the_command_lists_both_kinds_of_scales():
-    options = ["--op", "gemm_fp8", "--dry-run", "--shapes", "512x512", "--ms", "64"]
-    result = CliRunner().invoke(main.command, [*options, "--budgets", "24,132"])
-    assert result.exit_code == 0, result.output
-    assert "4 cells" in result.output

@@ -20,10 +20,24 @@ def planned(profile, monkeypatch):
     monkeypatch.setattr(run, "load_profile", lambda index=None: profile)
 
 
-def test_dry_run_needs_no_gpu():
-    ran = invoke("--dry-run", "--quick", "--top", "4")
+@pytest.mark.parametrize(
+    ("arguments", "cells"),
+    [
+        ("--quick --top 4", 4),
+        ("--op append --heads 32x8x128 --budgets 16,32", 16),
+        ("--op attention", 432),
+        ("--op attention --quick --cache-dtype fp8", 4),
+        ("--op attention --heads 8x2x64 --budgets 32 --confined both", 24),
+        ("--op sample --quick --budgets 16,32", 8),
+        ("--op moe --quick --budgets 16,32", 12),
+        ("--op grouped_gemm --quick --budgets 16,32", 8),
+        ("--op gemm_fp8 --shapes 6144x4096 --ms 16,64 --budgets 24,132", 8),
+    ],
+)
+def test_a_dry_run_says_what_would_be_measured_and_needs_no_gpu(arguments, cells):
+    ran = invoke("--dry-run", *arguments.split())
     assert ran.exit_code == 0, ran.output
-    assert re.match(r"4 cells, \d+ candidates, for NVIDIA H200", ran.output)
+    assert re.match(rf"{cells} cells, \d+ candidates, for NVIDIA H200", ran.output)
 
 
 def test_gemm_swiglu_is_tuned_by_its_inner_width():
@@ -54,6 +68,7 @@ def test_without_a_gpu_it_says_so(monkeypatch):
     ("arguments", "message"),
     [
         (["--epilogue", "relu"], "epilogue 'relu'"),
+        (["--op", "attention", "--heads", "8x3x64"], "QxKVxD"),
         (["--kernels", "magic"], r"\['magic'\] are none of"),
         (["--top", "0"], "not in the range"),
         (["--shapes", "6144"], "is not NxK"),

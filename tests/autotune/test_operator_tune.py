@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from smkern.autotune import main, moe, sample
+from smkern.autotune import moe, sample
 from smkern.autotune.moe import Experts, MoeCase
 from smkern.autotune.operators import OPERATORS, Options
 from smkern.autotune.sample import SampleCase
@@ -77,16 +76,17 @@ def test_some_rows_are_greedy() -> None:
 
 
 @pytest.mark.parametrize("confined", ["mask", "grid"])
-@pytest.mark.parametrize("name", ["sample", "moe", "grouped_gemm"])
+@pytest.mark.parametrize("name", ["append", "sample", "moe", "grouped_gemm"])
 def test_candidates_begin_with_the_models_choice(profile: Any, name: str, confined: Any) -> None:
-    work = OPERATORS[name](Options(quick=True))
+    work = OPERATORS[name](Options())
     family, budget = work.family.tuned, Budget(32, confined)
     for problem in (case.problem for case in work.cases):
         found = list(work.family.wanted(problem, budget, profile))
         assert found[0] == family.choose(problem, budget, profile)
         assert len(set(found)) == len(found)
         assert all(family.is_legal(problem, config, budget, profile) for config in found)
-        assert any(not config.pdl for config in found) == (confined == "mask")
+        if "pdl" in family.overlap:
+            assert any(not config.pdl for config in found) == (confined == "mask")
 
 
 class Dispatcher:
@@ -158,10 +158,3 @@ def test_a_result_that_is_missing_is_wrong(tuned, profile, monkeypatch) -> None:
     (found,) = tuner.measure(tuned.case.problem, place, {config: 1.0})
     assert "wrong result" in found.error
     assert tuned.family.best([found]) is None
-
-
-@pytest.mark.parametrize(("op", "cells"), [("sample", 8), ("moe", 12), ("grouped_gemm", 8)])
-def test_the_command_says_what_it_would_measure(op: str, cells: int) -> None:
-    given = ["--op", op, "--quick", "--dry-run", "--budgets", "16,32"]
-    ran = CliRunner().invoke(main.command, given, catch_exceptions=False)
-    assert ran.output.splitlines()[-1].startswith(f"{cells} cells")
