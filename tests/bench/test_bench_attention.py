@@ -7,7 +7,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
 import smkern
 from smkern.bench.attention import beside, providers, suite
@@ -175,9 +174,3 @@ def test_a_deadline_leaves_groups(on_cpu, tmp_path):
     output = run_suite(suite.command, tmp_path / "x.json", "--budgets", "16", "--time-limit-s", "0")
     assert "0 cells" in output
     assert "3 groups left" in output
-
-
-def test_a_wrong_case_name_is_an_error(virtual_gpu):
-    ran = CliRunner().invoke(suite.command, ["--cases", "no-such"])
-    assert ran.exit_code == 1
-    assert "no case is named 'no-such'" in str(ran.exception)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 from click.testing import CliRunner
 
-from smkern.bench.plots import command
+from smkern.bench.plots import PICTURES, command, draw
 from smkern.bench.plots.operators import best, ideal
 from smkern.bench.results import Results
 from tests.bench.synthetic import cell
@@ -41,6 +42,11 @@ def test_the_same_results_give_the_same_picture(tmp_path):
         pictures = [(tmp_path / "a" / "gemm-m64.png").read_bytes()]
     CliRunner().invoke(command, ["--results", str(tmp_path), "--out", str(tmp_path / "b")])
     assert pictures == [(tmp_path / "b" / "gemm-m64.png").read_bytes()]
+
+
+@pytest.mark.parametrize("suite", PICTURES)
+def test_nothing_measured_is_no_picture(suite, tmp_path):
+    assert draw(suite, Results(), tmp_path) == []
 
 
 def test_no_results_is_said(tmp_path):

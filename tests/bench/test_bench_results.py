@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.bench.results import (
+    COMMITTED,
+    FOLDER,
     Results,
     ResultsError,
     cell_key,
@@ -155,3 +157,11 @@ def test_merge_command(tmp_path):
     merged = load_results(out)
     assert len(merged.cells) == 4
     assert merged.summary["geomean_vs_cublas"]["smkern"]["value"] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("suite", ["gemm", "attention", "ops", "model", "runtime", "replay"])
+def test_a_committed_file_has_the_rows_of_its_cells(tmp_path, suite):
+    path, out = FOLDER / COMMITTED / f"{suite}.json", tmp_path / "out.json"
+    ran = CliRunner().invoke(command, [str(path), "--out", str(out)])
+    assert ran.exit_code == 0, ran.output
+    assert load_results(out).summary == load_results(path).summary

@@ -29,7 +29,6 @@ from smkern.bench.results import Results
 from smkern.bench.runtime.search import last_kept
 from smkern.bench.suite import Output, UnknownNameError, known_names
 from smkern.bench.tables.engines import alone_table, engines_table
-from smkern.bench.tables.markdown import NOT_MEASURED
 
 LOAD = EngineLoad(budgets=(112, 128, 144, 160, 176), limits_ms=(15,))
 
@@ -175,4 +174,3 @@ def test_the_table_says_who_missed_a_limit_and_by_which_setting_a_rate_was_had()
     ]
     alone = [LOAD.cell("decode_alone", VLLM, 10.18, "ms"), LOAD.cell("prefill_alone", VLLM, 40, "")]
     assert alone_table(alone).splitlines()[-1] == "| vLLM, stock | 10.18 | 40.00 |"
-    assert engines_table([]) == alone_table([]) == NOT_MEASURED

@@ -135,7 +135,3 @@ def test_a_picture_from_a_file(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     (again,) = draw("partitions", results, tmp_path / "again")
     assert again.read_bytes() == picture.read_bytes()
-
-
-def test_nothing_measured_is_no_picture(tmp_path):
-    assert draw("partitions", Results(), tmp_path) == []

@@ -14,7 +14,6 @@ from smkern.bench.power import Watts
 from smkern.bench.prompt_power import Captured, Item, PowerBench, finalists, items_of
 from smkern.bench.prompt_power_rows import Reading, cooler, equally_fast, figures, summarize
 from smkern.bench.results import Results
-from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.power import configurations_table
 from smkern.device import Budget
 from smkern.measure.partitions import Place
@@ -131,7 +130,6 @@ def test_the_table_names_a_configuration_once_for_all_that_it_is():
 
 
 def test_nothing_measured_is_no_figure():
-    assert configurations_table([]) == NOT_MEASURED
     assert all(row["value"] is None for row in summarize([]).values())
 
 

@@ -127,21 +127,9 @@ def test_the_ablation_lists_every_variant():
     assert "| a step at a time | 20.00 | 20.98 | 25.0 |" in table
 
 
-def test_nothing_measured_is_said():
-    for table in (
-        gains_table,
-        steady_table,
-        costs_table,
-        ablation_table,
-        served_table,
-    ):
-        assert "Not measured" in table([])
-
-
 def test_pictures(tmp_path):
     results = Results(meta={"gpu": "NVIDIA H200"})
     for cell in cells():
         results.add(cell)
     written = draw("runtime", results, tmp_path)
     assert [path.name for path in written] == ["runtime-steady.png", "runtime-ablation.png"]
-    assert draw("runtime", Results(), tmp_path) == []
