@@ -36,10 +36,6 @@ class Ceiling:
         """The larger of the time to move the bytes and the time to do the arithmetic, us."""
         return max(problem.bytes_moved / self.tbps, problem.flops / self.tflops) / 1e6
 
-    def expected_us(self, problem: Work) -> float:
-        """A first guess of a good kernel's time, us, to size what is timed."""
-        return 1.3 * self.floor_us(problem)
-
 
 def ceiling_of(profile: Profile, budget: Budget, placement: Placement | None) -> Ceiling:
     """The measured ceilings of a budget, alone on the device."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import smkern
 from smkern.bench.ops.cases import OpCase, expert_counts
 from smkern.bench.ops.rivals import Rivals, Step, if_there, poison, random_of
+from smkern.bench.ops.row_wise import torch_silu_and_mul
 
 SMALL = 0.02
 """Standard deviation of weights."""
@@ -104,11 +104,8 @@ def grouped_gemm(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     def ours(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
         return (smkern.grouped_gemm(a, w, offsets, swiglu=swiglu, out=out),)
 
-    def finished(product: Tensor) -> Sequence[Tensor]:
-        if not swiglu:
-            return (product,)
-        gate, up = product.chunk(2, -1)
-        return (functional.silu(gate) * up,)
+    def finished(product: Tensor, out: Tensor) -> Sequence[Tensor]:
+        return torch_silu_and_mul(product, out) if swiglu else (product,)
 
     def sequence(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
         product = a.new_empty(rows, columns)
@@ -116,10 +113,10 @@ def grouped_gemm(case: OpCase, flashinfer: Any, device: str) -> Rivals:
             if count:
                 part = slice(starts[expert], starts[expert + 1])
                 torch.mm(a[part], w[expert].t(), out=product[part])
-        return finished(product)
+        return finished(product, out)
 
     def grouped(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
-        return finished(torch._grouped_mm(a, w.transpose(1, 2), offs=offsets[1:]))
+        return finished(torch._grouped_mm(a, w.transpose(1, 2), offs=offsets[1:]), out)
 
     segments = _segments(flashinfer, offsets, experts, swiglu)
     others = {"torch:grouped_mm": grouped, **if_there(flashinfer, segments, SEGMENTS)}

@@ -10,26 +10,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import smkern
 from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.rivals import Rivals, if_there, random_of
+from smkern.bench.ops.row_wise import torch_silu_and_mul
 
 SMALL = 0.02
 """Standard deviation of weights."""
 
 
 def torch_gemm_swiglu(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
-    gate, up = (a @ w.t()).chunk(2, -1)
-    return (functional.silu(gate) * up,)
+    return torch_silu_and_mul(a @ w.t(), out)
 
 
 def gemm_swiglu(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     """FlashInfer has the second half only: its peer is cuBLAS and that."""
     random = random_of(device, 5)
     m, n, k = case["m"], case["n"], case["k"]
-    sets = [(random(m, k), random(2 * n, k, scale=SMALL), random(m, n)) for _ in _sets(case)]
+    sets = [
+        (random(m, k), random(2 * n, k, scale=SMALL), random(m, n)) for _ in range(case.num_sets)
+    ]
 
     def ours(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
         return (smkern.gemm_swiglu(a, w, out=out, static_weights=True),)
@@ -49,7 +50,7 @@ def gemm_residual(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     """The sum goes where the residual was, as in a decoder's layer."""
     random = random_of(device, 6)
     m, n, k = case["m"], case["n"], case["k"]
-    sets = [(random(m, k), random(n, k, scale=SMALL), random(m, n)) for _ in _sets(case)]
+    sets = [(random(m, k), random(n, k, scale=SMALL), random(m, n)) for _ in range(case.num_sets)]
     a, w, residual = sets[0]
     kept = residual.clone()
     wanted = (kept.float() + a.float() @ w.float().t(),)
@@ -68,7 +69,3 @@ def gemm_residual(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         undo=lambda: residual.copy_(kept),
         reference=wanted,
     )
-
-
-def _sets(case: OpCase) -> range:
-    return range(case.num_sets)
