@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -36,8 +37,9 @@ class FakePartitions:
         return self.places[num_sms, placement]
 
 
+@dataclass
 class Meter:
-    last = (1980.0, 400.0)
+    last: tuple[float, float] = (1980.0, 400.0)
 
     def __call__(self) -> None:
         return None

@@ -28,24 +28,23 @@ from smkern.bench.tables.operators import (
     prefill_rates_table,
 )
 from smkern.measure.attention import BUDGETS, AttentionCase
+from tests.bench.synthetic import where
 
 Cell = dict[str, Any]
 
 
 def cell(case: AttentionCase, num_sms: int, us: float, provider: str = "smkern", **more: Any):
-    made: Cell = {
-        "op": "paged_attention",
-        "case": case.about,
-        "num_sms": num_sms,
-        "mode": "full" if num_sms == 132 else "green",
-        "placement": None if num_sms == 132 else "spread",
-        "group_sms": num_sms,
-        "provider": provider,
-        "us": us,
-        "tbps": case.bytes_moved / us / 1e6,
-        "tflops": case.flops / us / 1e6,
-        "fraction_of_ceiling": 0.5,
-    }
+    made: Cell = (
+        {"op": "paged_attention", "case": case.about}
+        | where(num_sms)
+        | {
+            "provider": provider,
+            "us": us,
+            "tbps": case.bytes_moved / us / 1e6,
+            "tflops": case.flops / us / 1e6,
+            "fraction_of_ceiling": 0.5,
+        }
+    )
     return made | more
 
 

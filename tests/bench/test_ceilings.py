@@ -17,6 +17,7 @@ from smkern.device import Budget
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 from smkern.profile import load_profile, save_profile
+from tests.bench.doubles import Meter
 
 TOTAL = 132
 H200 = load_profile("h200").info
@@ -157,15 +158,9 @@ def made(monkeypatch) -> Ceilings:
         shape=SimpleNamespace(name="2x1024x8"),
     )
     dense = SimpleNamespace(working=working, case={"m": 4096}, tflops=Dense.tflops)
-
-    class Meter:
-        last = (1500.0, 690.0)
-
-        def __call__(self) -> None:
-            return None
-
+    meter = Meter((1500.0, 690.0))
     clock = SimpleNamespace(mhz=lambda: 1467.0)
-    return Ceilings(FakePartitions(), reader, dense, Results(), Meter(), {}, lambda stream: clock)
+    return Ceilings(FakePartitions(), reader, dense, Results(), meter, {}, lambda stream: clock)
 
 
 def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(made, tmp_path):

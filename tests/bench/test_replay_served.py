@@ -17,6 +17,7 @@ from smkern.latency import TablePredictor
 from smkern.models import Weights
 from smkern.policies import Chunked, StaticSplit
 from smkern.replay import Arrival, Trace, replay
+from tests.bench.doubles import Meter
 from tests.models.generation import tiny
 
 PROMPTS = Trace(
@@ -58,14 +59,8 @@ def test_what_still_runs_is_cancelled(server: GpuServer) -> None:
 
 
 def test_readings_are_medians() -> None:
-    class Meter:
-        last = (1500.0, 600.0)
-
-        def __call__(self) -> None:
-            pass
-
     assert Readings(None).stop() == {"sm_mhz": None, "watts": None}
-    found = Readings(Meter())  # type: ignore[arg-type]
+    found = Readings(Meter())
     found._clocks, found._watts = [1400.0, 1500.0, 1600.0], [500.0, 600.0, 650.0]
     assert found.stop() == {"sm_mhz": 1500, "watts": 600}
 
