@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from smkern.autotune.attention_cases import heads_option
-from smkern.autotune.shortlist import parse_epilogue
-from smkern.measure.options import IntList, ShapeList, stacked
+from smkern.measure.options import IntList, ShapeList, parse_epilogue, stacked
 from smkern.tuning import constraints
 from smkern.tuning.config import Epilogue, Kernel
 

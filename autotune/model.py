@@ -17,10 +17,10 @@ from smkern.autotune.gemm import GemmCase, gemm_family
 from smkern.autotune.moe import Experts, MoeCase, Op
 from smkern.autotune.pipeline import Job
 from smkern.autotune.places import Sides
-from smkern.autotune.shortlist import parse_epilogue
 from smkern.errors import ConfigError
 from smkern.latency.cost import ATTENTION, Kernel, Load, kernels_of, visible_pairs
 from smkern.measure.append import AppendCase
+from smkern.measure.options import parse_epilogue
 from smkern.measure.partitions import Place
 from smkern.models.config import ModelConfig
 from smkern.models.presets import presets

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from smkern.atomic import make_folder
 from smkern.device import Budget
 from smkern.errors import TableError
+from smkern.measure.options import parse_epilogue
 from smkern.strict_json import parse
 from smkern.tuning import cells
 from smkern.tuning.config import GemmConfig, GemmProblem
@@ -86,8 +87,6 @@ def load(path: Path) -> list[GemmMeasurement]:
     Raises:
         TableError: another line is no measurement.
     """
-    from smkern.autotune.shortlist import parse_epilogue
-
     found = []
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:

@@ -113,14 +113,3 @@ def problems(
         for epilogue in epilogues
         for m in ms
     ]
-
-
-def parse_epilogue(text: str) -> Epilogue:
-    """`bias+residual+silu` or `swiglu` -> Epilogue, `none` the empty one: inverse of `.key`.
-
-    Raises:
-        ArgumentError: a part is none of bias, residual, silu, gelu.
-    """
-    from smkern.ops.gemm.warmup import epilogue_from
-
-    return Epilogue(swiglu=True) if text == "swiglu" else epilogue_from(text)

@@ -16,11 +16,10 @@ from smkern.kernels.cute import cpp_build
 from smkern.kernels.cute.compile import ARCH, absent, compile_many
 from smkern.kernels.gemm_variants import Variant, variant_of
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
-from smkern.measure.options import IntList, ShapeList
+from smkern.measure.options import IntList, ShapeList, parse_epilogue
 from smkern.ops.gemm.dispatch import of_step
-from smkern.ops.gemm.warmup import epilogue_from as of_key
 from smkern.profile import Profile, load_profile
-from smkern.tuning.config import Epilogue, GemmProblem
+from smkern.tuning.config import GemmProblem
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.select import rank
 
@@ -82,7 +81,7 @@ def command(
     if reason := absent():
         raise DeviceError(reason)
     wanted = (
-        GemmProblem(m, n, k, epilogue=Epilogue(swiglu=True) if key == "swiglu" else of_key(key))
+        GemmProblem(m, n, k, epilogue=parse_epilogue(key))
         for (n, k), key, m in product(shapes, epilogues, ms)
     )
     made = compile_many(

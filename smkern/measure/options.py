@@ -1,4 +1,4 @@
-"""Types of command-line options: lists of integers, lists of weight shapes."""
+"""Types of command-line options: lists of integers, lists of weight shapes, epilogues."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from smkern.tuning.config import Epilogue
 
 if TYPE_CHECKING:
     from smkern.measure.gemm import Shape
@@ -59,6 +61,17 @@ def _range(part: str) -> range:
     if max(abs(found.start), abs(found.stop)) > MAX_NUMBER:
         raise ValueError(f"{part} has a number above {MAX_NUMBER}")
     return found
+
+
+def parse_epilogue(text: str) -> Epilogue:
+    """`bias+residual+silu` or `swiglu` -> Epilogue, `none` the empty one: inverse of `.key`.
+
+    Raises:
+        ArgumentError: a part is none of bias, residual, silu, gelu.
+    """
+    from smkern.ops.gemm.warmup import epilogue_from
+
+    return Epilogue(swiglu=True) if text == "swiglu" else epilogue_from(text)
 
 
 def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:

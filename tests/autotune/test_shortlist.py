@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smkern.autotune.shortlist import MAX_OF_A_KIND, OF_EXTRAS, parse_epilogue, problems, shortlist
+from smkern.autotune.shortlist import MAX_OF_A_KIND, OF_EXTRAS, problems, shortlist
+from smkern.measure.options import parse_epilogue
 from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS
