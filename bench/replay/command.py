@@ -11,14 +11,13 @@ from typing import Any
 import click
 
 from smkern.bench.replay.cases import (
-    FOLDER,
     Case,
     Cell,
     checked_orders,
     checked_policies,
     checked_traces,
 )
-from smkern.bench.replay.grid import GPU_OPTION, listed
+from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION, listed
 from smkern.bench.replay.measure import (
     MAX_REQUESTS,
     How,
@@ -101,8 +100,7 @@ class Floats(click.ParamType):
     "--drain/--no-drain", default=True,
     help="Whether requests are served to their last token, or to the last arrival alone.",
 )  # fmt: skip
-@click.option("--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True,
-              help="Where azure-conversation and the like lie.")  # fmt: skip
+@TRACES_OPTION
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None,
               help="JSON of results; cells that it has are not run again.")  # fmt: skip
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), default=None,

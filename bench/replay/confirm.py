@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from smkern.bench.replay.cases import FOLDER, Case, Cell
+from smkern.bench.replay.cases import Case, Cell
 from smkern.bench.replay.command import PREHEAT_S, Floats
-from smkern.bench.replay.grid import listed
+from smkern.bench.replay.grid import TRACES_OPTION, listed
 from smkern.bench.replay.measure import BOUND, How, rate_cell
 from smkern.bench.replay.rows import pairs, summarize
 from smkern.bench.results import Results, cell_key, load_results, reading
@@ -113,9 +113,7 @@ def left_of(cells: Sequence[Cell], factors: Sequence[float], results: Results) -
     click.option("--limits-ms", type=IntList(), default=None, help="Default: all in the file."),
     click.option("--factors", type=Floats(), default=FACTORS, show_default=True),
     click.option("--rungs", type=IntList(), default=None, help="SMs of decode's side of splits."),
-    click.option(
-        "--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True
-    ),
+    TRACES_OPTION,
     click.option("--simulate", is_flag=True, help="Simulate what was served; needs no GPU."),
     TIME_LIMIT_OPTION,
     quick="One cell.",

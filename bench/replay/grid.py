@@ -199,6 +199,10 @@ GPU_OPTION = click.option(
     show_default=True,
     help="The GPU that is simulated, by the folder of its latency tables.",
 )
+TRACES_OPTION = click.option(
+    "--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True,
+    help="Where azure-conversation and the like lie.",
+)  # fmt: skip
 
 
 def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
@@ -227,9 +231,7 @@ def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
     ),
     GPU_OPTION,
     click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
-    click.option(
-        "--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True
-    ),
+    TRACES_OPTION,
     TIME_LIMIT_OPTION,
     quick="One trace, one limit, one order.",
 )
