@@ -13,6 +13,7 @@ IGNORE_COSCHEDULING = 1
 """Split flag: groups of 2 SMs instead of 8 on sm_90; kernels with clusters may not launch there."""
 _NON_BLOCKING = 1
 _DEFAULT_STREAM = 1
+_PRIORITY = 0
 _REMEDY = (
     "green contexts need driver 550 (CUDA 12.4) or later; without them use backend='grid', which "
     "keeps a budget by limiting the grid"
@@ -33,7 +34,7 @@ class Driver(Protocol):
 
     def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]: ...
 
-    def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext: ...
+    def create(self, groups: Sequence[Any]) -> GreenContext: ...
 
     def create_stream(self) -> int: ...
 
@@ -83,11 +84,11 @@ class CudaDriver:
         )
         return list(groups[: int(count)]), rest if rest.sm.smCount else None
 
-    def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext:
+    def create(self, groups: Sequence[Any]) -> GreenContext:
         """A green context of groups of one split, with one non-blocking stream."""
         description = self.call("cuDevResourceGenerateDesc", list(groups), len(groups))
         handle = self.call("cuGreenCtxCreate", description, self.handle, _DEFAULT_STREAM)
-        stream = self.call("cuGreenCtxStreamCreate", handle, _NON_BLOCKING, priority)
+        stream = self.call("cuGreenCtxStreamCreate", handle, _NON_BLOCKING, _PRIORITY)
         granted = self.call("cuGreenCtxGetDevResource", handle, self.sm)
         return GreenContext(handle, int(stream), int(granted.sm.smCount))
 
@@ -115,15 +116,15 @@ class CudaDriver:
 
     def smids(self, stream: int, num_ctas: int) -> list[int]:
         """The SM of each of `num_ctas` probe CTAs launched on `stream`; waits for them."""
-        from smkern.partition.probe import Probe
+        from smkern.partition.probe import probe_of
 
-        return probe_of(self.device, Probe).run(stream, num_ctas)
+        return probe_of(self.device).run(stream, num_ctas)
 
     def clusters(self, stream: int) -> bool | None:
         """Whether clusters of two CTAs can run on a stream; None if the driver cannot tell."""
-        from smkern.partition.probe import Probe
+        from smkern.partition.probe import probe_of
 
-        return probe_of(self.device, Probe).clusters(stream)
+        return probe_of(self.device).clusters(stream)
 
     def stream_num_sms(self, stream: int) -> int | None:
         """SM count of a stream's green context; None if it has none."""
@@ -137,9 +138,3 @@ class CudaDriver:
 def cuda_driver(device: int) -> CudaDriver:
     """The driver of a device, made once."""
     return CudaDriver(device)
-
-
-@cache
-def probe_of(device: int, make: Any) -> Any:
-    """The probe of a device, loaded once."""
-    return make(device)

@@ -219,10 +219,9 @@ class Partition:
         """SMs of a captured probe, launched from an ordinary stream."""
         import torch
 
-        from smkern.partition.driver import probe_of
-        from smkern.partition.probe import Probe
+        from smkern.partition.probe import probe_of
 
-        probe = probe_of(self.device, Probe)
+        probe = probe_of(self.device)
         out = probe.output(num_ctas)
         with self.capture() as graph:
             probe.launch(self.raw_stream, out)

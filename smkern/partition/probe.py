@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import torch
@@ -95,3 +96,9 @@ class Probe:
         except (AttributeError, TypeError, RuntimeError):
             return None
         return None if int(code) else int(count) > 0
+
+
+@cache
+def probe_of(device: int) -> Probe:
+    """The probe of a device, loaded once."""
+    return Probe(device)

@@ -7,8 +7,8 @@ import torch
 
 import smkern
 from smkern.errors import BudgetError, PartitionError
-from smkern.partition.driver import cuda_driver, probe_of
-from smkern.partition.probe import Probe
+from smkern.partition.driver import cuda_driver
+from smkern.partition.probe import probe_of
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_rungs_are_nested_and_prefill_is_the_rest(ladder):
 
 def test_a_graph_keeps_its_partition_whatever_stream_launches_it(ladder):
     split = ladder.split(decode=32)
-    probe = probe_of(split.decode.device, Probe)
+    probe = probe_of(split.decode.device)
     out = probe.output(64 * 32)
     with split.decode.capture() as graph:
         probe.launch(split.decode.raw_stream, out)

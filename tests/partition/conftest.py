@@ -55,7 +55,7 @@ class FakeDriver:
         groups = [tuple(self.sms[i : i + min_sms]) for i in range(0, whole, min_sms)]
         return groups, tuple(self.sms[whole:]) or None
 
-    def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext:
+    def create(self, groups: Sequence[Any]) -> GreenContext:
         self.created += 1
         if self.created == self.failing:
             raise DeviceError("cuGreenCtxCreate failed with CUDA_ERROR_OUT_OF_MEMORY")
