@@ -85,9 +85,7 @@ class PageStates:
             else:
                 self._free.append(page)
 
-    def forget_cached(self) -> list[int]:
-        """Make every cached page free; returns them."""
-        pages = list(self._cached)
+    def forget_cached(self) -> None:
+        """Make every cached page free."""
+        self._free.extend(self._cached)
         self._cached.clear()
-        self._free.extend(pages)
-        return pages

@@ -108,16 +108,15 @@ class PrefixIndex:
         """The name of what a page holds, if it is known."""
         return self._digest_of.get(page)
 
-    def add(self, digest: Any, page: int, written: Event | None) -> bool:
-        """Say what a page holds (once `written` is over); False where another page holds it."""
+    def add(self, digest: Any, page: int, written: Event | None) -> None:
+        """Say what a page holds (once `written` is over); where another page holds it, nothing."""
         if digest in self._page_of:
-            return False
+            return
         assert page not in self._digest_of, page
         self._page_of[digest] = page
         self._digest_of[page] = digest
         if written is not None:
             self._written[page] = written
-        return True
 
     def remove(self, page: int) -> None:
         """Forget what a page holds."""
