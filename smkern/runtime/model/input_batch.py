@@ -41,7 +41,6 @@ class InputBatch:
     Args:
         state: The arrays.
         pool: The requests' pages.
-        max_ctas: CTAs of an update, each on an SM for a few microseconds.
         sender: Makes the changes. None: by the state's device.
         in_order: Whether prefill rows, too, are written behind all earlier changes, dropped ones
             included: where all updates of this table go to one stream.
@@ -59,7 +58,7 @@ class InputBatch:
         >>> request = Request(0, SamplingParams(), 1, frozenset(), 9, [5, 6, 7], 3)
         >>> pool.allocate(request, request.ids)
         0
-        >>> row = state.prefill_rows(0, 1)[0]
+        >>> row = state.first_slot - 1
         >>> table.write_prefill_rows([PrefillRow(row, request, length=3, draws=True)])
         >>> table.take().send()                   # the prefill and its draw are launched behind it
         >>> order = table.arrange([request], [4], {request: row})
@@ -73,7 +72,6 @@ class InputBatch:
         state: RowState,
         pool: PagePool,
         *,
-        max_ctas: int = 32,
         sender: Sender | None = None,
         in_order: bool = False,
     ) -> None:
@@ -81,7 +79,9 @@ class InputBatch:
         self._in_order = in_order
         self._pool = pool
         self._page_size = pool.page_size
-        self._sender = _sender(state, max_ctas) if sender is None else sender
+        if sender is None:
+            sender = HostSender(state) if state.device.type == "cpu" else CudaSender(state)
+        self._sender = sender
         self._unsent: deque[RowUpdate] = deque()
         self._update = RowUpdate(state, self._sender, self._unsent)
         self._covered = np.zeros(state.num_rows, np.int64)
@@ -98,11 +98,6 @@ class InputBatch:
     def nbytes(self) -> int:
         """Device memory of the rows and of changes on their way, bytes."""
         return self.state.nbytes + self._sender.nbytes
-
-    @property
-    def requests(self) -> tuple[Request | None, ...]:
-        """The request of each slot, from slot 0 on; None: forgotten since the last `arrange`."""
-        return tuple(self._by_slot)
 
     def arrange(
         self,
@@ -340,8 +335,3 @@ def _without_gaps(rows: list[Request | None], came: deque[Request]) -> list[Requ
         if slot < len(rows) and rows[slot] is None:
             rows[slot] = rows.pop()
     return [x for x in rows if x is not None]
-
-
-def _sender(state: RowState, max_ctas: int) -> Sender:
-    """What changes rows on their device."""
-    return HostSender(state) if state.device.type == "cpu" else CudaSender(state, max_ctas)

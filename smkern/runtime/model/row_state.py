@@ -20,12 +20,11 @@ _ALIGNED_ROWS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowState:
-    """Arrays with a row a request: rows of prefill batches first, then the slots that decode.
+    """Arrays with a row a request: rows of prompts first, then the slots that decode.
 
-    With C = max_prefill and B = max_running, rows [0, C) are those of prefill slot 1 (the
-    batch that preempts), [C, 2C) those of prefill slot 0 and of mixed steps, [2C, 2C + B) the
-    slots. Prefill rows are the last rows of their part: the chunks of a mixed step and the requests
-    that decode are one range of rows, [2C - chunks, 2C + batch), and nothing is gathered.
+    With C = max_prefill and B = max_running, rows [0, 2C) are for prompts, [2C, 2C + B) the slots.
+    The chunks of a mixed step have the last rows for prompts: they and the requests that decode are
+    one range, [2C - chunks, 2C + batch), and nothing is gathered.
 
     A row means what `DecodeInputs` says. All rows are finished at first.
 
@@ -39,8 +38,8 @@ class RowState:
 
     Example:
         >>> state = RowState.make(max_running=4, max_prefill=2, max_pages=8, device="cpu")
-        >>> state.first_slot, state.prefill_rows(0, 1), state.prefill_rows(1, 2)
-        (4, range(3, 4), range(0, 2))
+        >>> state.first_slot, state.num_rows
+        (4, 8)
         >>> state.inputs(3, 5).token_ids.shape
         torch.Size([5])
     """
@@ -66,7 +65,7 @@ class RowState:
 
         Args:
             max_running: Requests that decode at a time.
-            max_prefill: Requests of a prefill batch, or chunks of a mixed step.
+            max_prefill: Half of the rows for prompts.
             max_pages: Pages of a request.
             device: Where the arrays are.
             max_stop_tokens: Stop tokens of a row.
@@ -114,18 +113,6 @@ class RowState:
     def nbytes(self) -> int:
         """Device memory, bytes."""
         return self.words.nbytes + self.finished.nbytes + self.page_table.nbytes
-
-    def prefill_rows(self, slot: int, count: int) -> range:
-        """The rows of a prefill batch (or of a mixed step's chunks: slot 0) of `count` requests.
-
-        Args:
-            slot: 0, or 1 for the batch that preempts.
-            count: Requests, at most `max_prefill`.
-        """
-        assert slot in (0, 1), slot
-        assert 0 <= count <= self.max_prefill, (count, self.max_prefill)
-        end = (2 - slot) * self.max_prefill
-        return range(end - count, end)
 
     def inputs(self, first: int, count: int) -> DecodeInputs:
         """Views of rows [first, first + count): what a graph, a prefill or a mixed step reads.

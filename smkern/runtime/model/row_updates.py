@@ -23,6 +23,8 @@ STAGE_WORDS = 16_384
 STAGES = 32
 """Changes on their way: a send waits for the one so many sends ago, over unless the device is far
 behind."""
+MAX_CTAS = 32
+"""CTAs of a launch, each on an SM for a few microseconds."""
 _WORD = 4
 
 
@@ -130,13 +132,12 @@ class CudaSender:
 
     Args:
         state: The arrays, on a GPU.
-        max_ctas: CTAs of an update.
 
     Raises:
         DeviceError: the driver refuses.
     """
 
-    def __init__(self, state: RowState, max_ctas: int) -> None:
+    def __init__(self, state: RowState) -> None:
         self._state = state
         self._index = state.words.get_device()
         self._pinned = torch.empty(STAGES, STAGE_WORDS, dtype=torch.int32, pin_memory=True)
@@ -145,7 +146,7 @@ class CudaSender:
         self._next = 0
         sm = device_info(self._index).sm
         with torch.cuda.device(self._index):
-            self._kernel = SlotKernel(state.layout, max_ctas, self._index, sm)
+            self._kernel = SlotKernel(state.layout, MAX_CTAS, self._index, sm)
         self._addresses = (
             state.words.data_ptr(),
             state.finished.data_ptr(),

@@ -85,7 +85,7 @@ def test_a_long_context_moves_whole() -> None:
 def test_a_prefill_row_is_overwritten_behind_its_move_on_another_stream() -> None:
     table = a_table()
     old, new = a_request(1, 300), a_request(2, 350)
-    (row,) = table.state.prefill_rows(0, 1)
+    row = table.state.first_slot - 1
     table.write_prefill_rows([PrefillRow(row, old, 300, draws=True)])
     table.take().send()
     decode, prefill = torch.cuda.Stream(), torch.cuda.Stream()

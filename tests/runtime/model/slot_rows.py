@@ -82,10 +82,9 @@ class Play:
 
     def prefill(self, count: int, slot: int) -> None:
         """A batch of prompts in one or two chunks; all of it draws."""
-        rows = self.state.prefill_rows(slot, count)
-        for life in [
-            x for x in self.lives if x.prefill_row in self.state.prefill_rows(slot, PREFILL)
-        ]:
+        end = (2 - slot) * PREFILL
+        rows = range(end - count, end)
+        for life in [x for x in self.lives if x.prefill_row in range(end - PREFILL, end)]:
             self.leave(life)
         new = [new_request(self.count + i, self.rng) for i in range(count)]
         self.count += count
