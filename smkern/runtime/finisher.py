@@ -54,6 +54,8 @@ class Finisher:
         self._timeline = timeline
         self._owner = owner
         self._requests = requests
+        self.is_clean = False
+        """Whether `clean` came to its end."""
 
     def end(self, request: Request, *, computing: bool = True) -> None:
         """A request leaves; its pages come back once nothing reads or writes them.
@@ -185,9 +187,8 @@ class Finisher:
         if self._owner.dead is not None:
             self.end_all(self._owner.dead)
 
-    def clean(self, watchdog: Watchdog, *, force: bool) -> bool:
-        """Wait for what is launched, give everything back, close the executor; whether that is
-        all.
+    def clean(self, watchdog: Watchdog, *, force: bool) -> None:
+        """Wait for what is launched, give everything back, close the executor.
 
         Args:
             watchdog: Tells a device that hangs.
@@ -217,7 +218,7 @@ class Finisher:
                 failed.append(error)
         if failed and not force:
             _raise_named(failed[0])
-        return True
+        self.is_clean = True
 
     def _drain(self, end: AllOver, watchdog: Watchdog) -> None:
         """Wait for all that is launched; its tokens are nobody's any more."""

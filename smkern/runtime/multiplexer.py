@@ -131,7 +131,7 @@ class Multiplexer:
         self._future = Arrivals()
         self._count = self._preemptions = 0
         self._unread: deque[Output] = deque()
-        self._is_closed = self._is_clean = False
+        self._is_closed = False
 
     # Requests.
 
@@ -326,14 +326,14 @@ class Multiplexer:
             ArgumentError, EngineDeadError: as `step`; the pool or the executor raised, and all else
                 was given back.
         """
-        if self._is_clean:
+        if self._finisher.is_clean:
             return
         self._owner.enter("close", is_last=True)
         try:
             self._is_closed = True
             self._finisher.cancel_all()
             self._take()
-            self._is_clean = self._finisher.clean(self._watchdog, force=force)
+            self._finisher.clean(self._watchdog, force=force)
         finally:
             self._owner.is_inside = False
 

@@ -110,17 +110,15 @@ class EngineClient:
 
     Args:
         connection: The server's end of a duplex pipe.
-        on_failure: Called once the engine has failed or is gone.
 
     Attributes:
         failure: Why the engine serves no more; None: it does.
+        on_failure: Called once the engine has failed or is gone.
     """
 
-    def __init__(
-        self, connection: Connection, on_failure: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.failure: Fault | None = None
-        self.on_failure = on_failure
+        self.on_failure: Callable[[], None] = lambda: None
         self._connection = connection
         self._numbers = count()
         self._readers: dict[int, tuple[Generation, int]] = {}

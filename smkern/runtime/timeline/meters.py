@@ -8,7 +8,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smkern.errors import ArgumentError
 from smkern.runtime.place import LANES, Lane
 from smkern.runtime.timeline.trace import Choice, Reader, Span
 
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 EXACT = 65_536
 """Values that are kept as they are: half a MB."""
+L2_BYTES = 60 << 20
+"""L2 of an H200: a kernel's activations up to so many bytes are not off-chip traffic."""
 STEP = math.log(1.01)
 """Width of a bin, as a logarithm; its middle is within 0.5% of all of it."""
 
@@ -46,9 +47,6 @@ class Samples:
         exact: Values to keep as they are; with more of them percentiles are those of bins that are
             1% wide, and memory no longer grows.
 
-    Raises:
-        ArgumentError: `exact` below 0.
-
     Example:
         >>> samples = Samples()
         >>> for gap_us in (10.0, 20.0, 40.0):
@@ -58,8 +56,6 @@ class Samples:
     """
 
     def __init__(self, exact: int = EXACT) -> None:
-        if exact < 0:
-            raise ArgumentError(f"exact={exact}: give 0 or more")
         self._exact = exact
         self._values = array("d")
         self._bins: dict[int, int] | None = None
@@ -149,15 +145,14 @@ class RateMeter(Reader):
 
     Args:
         config: The model; None: nothing is counted.
-        l2_bytes: Size of the device's L2.
     """
 
-    def __init__(self, config: ModelConfig | None, l2_bytes: int) -> None:
+    def __init__(self, config: ModelConfig | None) -> None:
         self._costs = None
         if config is not None:
             from smkern.latency.cost import Costs
 
-            self._costs = Costs(config, l2_bytes=l2_bytes)
+            self._costs = Costs(config, l2_bytes=L2_BYTES)
         self._flops: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
         self._bytes: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
 

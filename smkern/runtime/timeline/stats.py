@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 COUNTED = 32
 """Tokens of one record: it takes some 10 us to be counted, between two polls."""
-L2_BYTES = 60 << 20
-"""L2 of an H200."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,8 +96,6 @@ class StatsMeter:
     Args:
         timeline: Its launches and decisions are counted from now on.
         config: The model, for FLOPs and bytes; None: none are counted.
-        l2_bytes: Size of the device's L2: a kernel's activations up to so many are not off-chip
-            traffic.
 
     Example:
         >>> from smkern.runtime.timeline.timeline import Timeline
@@ -111,12 +107,10 @@ class StatsMeter:
         12000.0
     """
 
-    def __init__(
-        self, timeline: Timeline, *, config: ModelConfig | None = None, l2_bytes: int = L2_BYTES
-    ) -> None:
+    def __init__(self, timeline: Timeline, *, config: ModelConfig | None = None) -> None:
         self._timeline = timeline
         self._bubbles = BubbleMeter()
-        self._rates = RateMeter(config, l2_bytes)
+        self._rates = RateMeter(config)
         self._switches = SwitchMeter()
         for reader in (self._bubbles, self._rates, self._switches):
             timeline.attach(reader)

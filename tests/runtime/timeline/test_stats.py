@@ -8,39 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.latency.cost import Costs, Load, kernels_of, total_bytes, total_flops
 from smkern.models.presets import preset
 from smkern.policies import Decision
-from smkern.runtime.place import Place
-from smkern.runtime.timeline.meters import Distribution, Samples
+from smkern.runtime.place import LANES, Place
+from smkern.runtime.timeline.meters import L2_BYTES, Distribution, Rate, Samples
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from tests.runtime.timeline.timelines import NUM_SMS, Script, waiting
 
 QWEN = preset("qwen3-8b")
-L2 = 60 << 20
 DECODE_16, PREFILL_16 = (Place.of(lane, 16, NUM_SMS) for lane in ("decode", "prefill"))
 DECODE_32, PREFILL_32 = (Place.of(lane, 32, NUM_SMS) for lane in ("decode", "prefill"))
 
 
-def meter(script: Script, **settings) -> StatsMeter:
-    return StatsMeter(script.timeline, **settings)
-
-
 def test_nothing_happened():
-    assert meter(Script()).stats() == Stats(
-        rates={
-            "decode": meter(Script()).stats().rates["decode"],
-            "prefill": meter(Script()).stats().rates["prefill"],
-        }
-    )
-    assert meter(Script()).stats().bubble_ratio == 0
+    stats = StatsMeter(Script().timeline).stats()
+    assert stats == Stats(rates=dict.fromkeys(LANES, Rate(0, 0, 0)))
+    assert stats.bubble_ratio == 0
 
 
 def test_waits_of_two_requests():
     """The gap from the first token to the second counts as every other."""
-    counts = meter(Script())
+    counts = StatsMeter(Script().timeline)
     counts.arrived(1, 0.0, prompt_tokens=100)
     counts.arrived(2, 50.0, prompt_tokens=10)
     counts.delivered([1], 300.0)
@@ -64,13 +54,13 @@ def test_waits_of_two_requests():
 
 
 def test_time_goes_on_while_requests_are_there():
-    counts = meter(Script())
+    counts = StatsMeter(Script().timeline)
     counts.arrived(1, 100.0)
     assert counts.stats(600.0).elapsed_us == 500
 
 
 def test_two_tokens_at_once_are_a_gap_of_nothing():
-    counts = meter(Script())
+    counts = StatsMeter(Script().timeline)
     counts.arrived(1, 0.0)
     counts.delivered([1, 1], 10.0)
     assert (counts.stats().tbt_us.count, counts.stats().tbt_us.max) == (1, 0)
@@ -78,7 +68,7 @@ def test_two_tokens_at_once_are_a_gap_of_nothing():
 
 def test_a_request_that_never_came_may_leave():
     """Cancelled before its time of arrival."""
-    counts = meter(Script())
+    counts = StatsMeter(Script().timeline)
     counts.finished(5, 1.0, "cancelled")
     counts.arrived(6, 2.0)
     assert counts.stats(10.0).elapsed_us == 8
@@ -86,7 +76,7 @@ def test_a_request_that_never_came_may_leave():
 
 def test_with_the_last_request_the_lanes_have_no_work():
     script = Script()
-    counts = meter(script)
+    counts = StatsMeter(script.timeline)
     counts.arrived(1, 0.0)
     script.decided(0.0, Decision(), running_kv=(5,))
     script.ran("decode", 0, 10)
@@ -101,7 +91,7 @@ def test_with_the_last_request_the_lanes_have_no_work():
 def switches(*launches, at_us=100.0):
     """After a change from 16 to 32 SMs; launches: lane, place, launched."""
     script = Script()
-    counts = meter(script)
+    counts = StatsMeter(script.timeline)
     script.decided(0.0, Decision(rung=16))
     script.ran("decode", 1, 2, place=DECODE_16)
     script.ran("prefill", 1, 2, place=PREFILL_16)
@@ -127,7 +117,7 @@ def test_a_switch_on_its_way_counts_without_times():
 
 def test_a_side_without_work_does_not_keep_a_switch_open():
     script = Script()
-    counts = meter(script)
+    counts = StatsMeter(script.timeline)
     script.decided(0.0, Decision(rung=32))
     script.ran("decode", 5, 9, place=DECODE_32)
     script.decided(20.0, Decision(rung=None))
@@ -144,12 +134,12 @@ def test_launches_from_before_a_decision_are_no_moves():
 
 def test_rates_are_those_of_the_sizes():
     script = Script()
-    counts = meter(script, config=QWEN, l2_bytes=L2)
+    counts = StatsMeter(script.timeline, config=QWEN)
     step = Size(batch=64, total_kv=64 * 2048, num_layers=36)
     script.ran("decode", 0, 10_000, size=step)
     script.ran("prefill", 0, 500)  # says nothing of itself
     stats = counts.stats()
-    kernels = kernels_of(QWEN, Load(64, 64, 64 * 2048, 64 * 2048), l2_bytes=L2)
+    kernels = kernels_of(QWEN, Load(64, 64, 64 * 2048, 64 * 2048), l2_bytes=L2_BYTES)
     decode = stats.rates["decode"]
     assert decode.flops == total_flops(kernels)
     assert decode.bytes_moved == total_bytes(kernels)
@@ -159,7 +149,7 @@ def test_rates_are_those_of_the_sizes():
 
 
 def test_layer_groups_add_up_to_the_whole_forward():
-    costs = Costs(QWEN, l2_bytes=L2)
+    costs = Costs(QWEN, l2_bytes=L2_BYTES)
     chunks = (Chunk(512, 100), Chunk(30))
     groups = [Size(chunks, 9, 36, head=first == 27) for first in (0, 9, 18, 27)]
     whole = costs.of(Size(chunks, 36, 36, head=True))
@@ -169,7 +159,7 @@ def test_layer_groups_add_up_to_the_whole_forward():
 
 
 def test_a_mixed_forward_reads_its_weights_once():
-    costs = Costs(QWEN, l2_bytes=L2)
+    costs = Costs(QWEN, l2_bytes=L2_BYTES)
     chunk, batch = Size((Chunk(256),), 36, 36, head=True), Size(batch=8, total_kv=800)
     mixed = costs.of(Size((Chunk(256),), 36, 36, head=True, batch=8, total_kv=800))
     assert mixed.flops == costs.of(chunk).flops + costs.of(batch).flops
@@ -184,7 +174,7 @@ def test_pairs_of_chunks_and_rows():
 @pytest.mark.parametrize(("layers", "head"), [(36, True), (36, False), (1, True)])
 def test_the_last_layer_computes_rows_of_logits_behind_attention(layers: int, head: bool):
     chunks = (Chunk(500), Chunk(12))
-    costs = Costs(QWEN, l2_bytes=L2)
+    costs = Costs(QWEN, l2_bytes=L2_BYTES)
     behind = 4096 * (4096 + 3 * 12288)  # weights of o, gate, up and down
     drawn = 2 * (behind + 151_936 * 4096) if head else 0
     before = costs.of(Size(chunks, layers, 37)).flops
@@ -214,8 +204,6 @@ def test_percentiles_of_any_values(sample, exact):
 
 def test_samples_of_nothing():
     assert Samples().distribution() == Distribution()
-    with pytest.raises(ArgumentError, match="exact=-1"):
-        Samples(-1)
 
 
 def test_memory_of_samples_ends_to_grow():
@@ -229,7 +217,7 @@ def test_memory_of_samples_ends_to_grow():
 
 def test_blocked_requests_make_no_bubbles():
     script = Script()
-    counts = meter(script)
+    counts = StatsMeter(script.timeline)
     script.decided(0.0, Decision(rung=32), waiting=waiting(1, pages=9), free_pages=1)
     script.ran("prefill", 0, 1)
     script.ran("prefill", 100, 101)
