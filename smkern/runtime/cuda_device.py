@@ -90,7 +90,7 @@ class CudaEvent:
         begin: Any,
         end: Any,
         launched_us: float,
-        recycle: Callable[[Pair], None] | None = None,
+        recycle: Callable[[Pair], None],
     ) -> None:
         self._clock = clock
         self._pair: Pair | None = (begin, end)
@@ -129,8 +129,7 @@ class CudaEvent:
             pair, self._pair = self._pair, None
             with suppress(RuntimeError):
                 self._times = self._clock.times_us(*pair, self._launched_us, self._seen_us)
-                if self._recycle is not None:
-                    self._recycle(pair)
+                self._recycle(pair)
         return self._times
 
 

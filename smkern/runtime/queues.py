@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from smkern.errors import ArgumentError, OutOfPagesError, PoolCorruptError, SmkernError
@@ -82,9 +82,6 @@ class RequestQueues:
     def has_any(self) -> bool:
         """Whether any request waits, runs or is paused."""
         return bool(self.running or self.waiting or self.paused)
-
-    def __iter__(self) -> Iterator[Request]:
-        yield from (*self.waiting, *self.running, *self.paused)
 
     def views(self) -> tuple[Waiting, ...]:
         """What a policy sees of those that wait: the first of them, however many there are."""

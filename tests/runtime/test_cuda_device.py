@@ -60,7 +60,7 @@ def test_far_from_its_first_event(clock: Clock):
 
 def test_an_event_is_over_once(clock: Clock):
     end = FakeEvent(20, over=False)
-    event = CudaEvent(clock, FakeEvent(10), end, launched_us=0)
+    event = CudaEvent(clock, FakeEvent(10), end, 0, recycle=lambda pair: None)
     assert not event.query()
     assert event.times_us() is None
     end.over = True
@@ -75,7 +75,7 @@ def test_an_error_of_the_device(clock: Clock):
         def query(self) -> bool:
             raise RuntimeError("an illegal memory access was encountered")
 
-    event = CudaEvent(clock, FakeEvent(0), Broken(1), 0)
+    event = CudaEvent(clock, FakeEvent(0), Broken(1), 0, recycle=lambda pair: None)
     with pytest.raises(DeviceError, match="an illegal memory access was encountered"):
         event.query()
 

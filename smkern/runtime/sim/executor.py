@@ -22,7 +22,7 @@ from smkern.runtime.model.sizes import MAX_MIXED_ROWS
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.launches import CheckedLaunches, ConstantLaunches
-from smkern.runtime.sim.pool import HazardError, SimPool
+from smkern.runtime.sim.pool import SimPool
 from smkern.runtime.sim.rates import ConstantRates
 from smkern.runtime.sim.tokens import TokenSource
 
@@ -224,6 +224,3 @@ class SimExecutor(Executor):
 def keys_of(requests: Sequence[Request]) -> int:
     """Keys that a decode step of these reads, those of the tokens in flight included."""
     return sum([len(request.ids) + request.num_pending for request in requests])
-
-
-__all__ = ["SimExecutor", "HazardError"]
