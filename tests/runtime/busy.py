@@ -31,17 +31,5 @@ def busy(policy: Any = None, count: int = 6, new: int = 10, **options: Any) -> W
     return world
 
 
-def run_until(world: World, happened: Any, most: int = 2000) -> None:
-    for _ in range(most):
-        if happened():
-            return
-        if not world.step():
-            world.wait(5.0)
-    raise AssertionError("it never happened")
-
-
 def survivors(world: World) -> list[int]:
     return [id_ for id_, end in world.ended.items() if end in ("stop", "length")]
-
-
-# Models and devices that fail.

@@ -40,18 +40,11 @@ class Paced:
         return Decision()
 
 
-def run(world: World) -> None:
-    """To the end by `run`, which waits as it likes."""
-    for output in world.mux.run():
-        world._enter(output)
-    world.check_end()
-
-
 def test_a_pause_ends_when_the_policy_said() -> None:
     policy = Paced(1000.0)
     world = World(policy, end_probability=0.0)
     world.submit([1] * 8, 5)
-    run(world)
+    world.run()
     times = [at_us for at_us, _ in world.outputs]
     gaps = [later - at_us for at_us, later in itertools.pairwise(times[1:])]
     # 1 us to launch the first step; the others have the same time to the token
@@ -65,7 +58,7 @@ def test_asked_while_something_runs() -> None:
     policy = Scripted([lambda s: Decision(prefill=(0,), ask_again_us=20.0)])
     world = World(policy, end_probability=0.0, device={"decode_launch_us": 0.0})
     world.submit([1] * 40, 2)  # 89 us
-    run(world)
+    world.run()
     begun, *others = policy.seen
     assert [(s.trigger, s.now_us) for s in others if s.trigger == "timer"] == [("timer", 20.0)]
     assert begun.now_us == 0.0
@@ -75,7 +68,7 @@ def test_an_event_before_the_time_replaces_it() -> None:
     policy = Scripted([lambda s: Decision(prefill=(0,), ask_again_us=1e6)])
     world = World(policy, end_probability=0.0)
     world.submit([1] * 20, 4)
-    run(world)
+    world.run()
     assert "timer" not in {snapshot.trigger for snapshot in policy.seen}
     assert world.device.now_us() < 1e4
 
@@ -84,7 +77,7 @@ def test_a_policy_that_rests_for_ever_stops_nobody() -> None:
     resting = Decision(pause_decode=True, ask_again_us=1e9)
     world = World(Scripted([], resting), end_probability=0.0)
     world.submit([1] * 8, 3)
-    run(world)
+    world.run()
     # The prompt's chunk, then two steps, each a rest later.
     assert world.device.now_us() == pytest.approx(3 * MOST_REST_US, rel=0.01)
     assert len(world.tokens[0]) == 3
@@ -98,7 +91,7 @@ def test_a_gang_is_over_before_a_timer_asks() -> None:
     policy = Scripted(script)
     world = World(policy, end_probability=0.0)
     world.submit([1] * 40, 4)
-    run(world)
+    world.run()
     assert all(s.trigger != "timer" or not s.decode_queued for s in policy.seen)
 
 
@@ -138,7 +131,7 @@ def test_running_requests_with_their_tokens_and_times() -> None:
     world = World(Scripted([], look), end_probability=0.0)
     world.submit([1] * 8, 9)
     world.submit([2] * 5, 12, priority=2)
-    run(world)
+    world.run()
     times: dict[int, list[float]] = {}
     for at_us, output in world.outputs:
         times.setdefault(output.id, []).append(at_us)
@@ -167,7 +160,7 @@ def test_who_does_not_look_at_running_requests_pays_nothing() -> None:
     before = 0
     while not world.mux.is_idle:
         before += world.mux._launcher.steady is not None
-        world.step() or world.wait(5.0)  # type: ignore[func-returns-value]
+        world.turn(5.0)
     assert before > 10
     assert len(flushed) < 6
 
@@ -187,7 +180,7 @@ def test_launches_that_ended_with_the_devices_times() -> None:
     world = World(policy, end_probability=0.0)
     world.submit([1] * 8, 12)
     world.submit([2] * 40, 3)
-    run(world)
+    world.run()
     spans = [span for span in world.mux.timeline.trace().spans if span.is_over]
     known = {(x.lane, x.num_sms, x.size, x.began_us, x.ended_us) for x in found}
     assert len(known) == len(found) > 10
@@ -237,7 +230,7 @@ def test_who_joins(prompt: int, new_tokens: int, joining: list[int]) -> None:
     world.submit([1] * prompt, new_tokens)
     launcher, found = world.mux._launcher, []
     while not world.mux.is_idle:
-        world.step() or world.wait(5.0)  # type: ignore[func-returns-value]
+        world.turn(5.0)
         if any(launched.batch is not None for launched in launcher.in_flight.values()):
             found.append(launcher.joining)
     assert [value for value, _ in itertools.groupby(found)] == joining

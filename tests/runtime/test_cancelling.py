@@ -8,7 +8,7 @@ import pytest
 
 from smkern.errors import ArgumentError
 from smkern.policies import StaticSplit
-from tests.runtime.busy import EVERY_POLICY, TEXTS, busy, run_until, survivors
+from tests.runtime.busy import EVERY_POLICY, TEXTS, busy, survivors
 from tests.runtime.world import World
 
 
@@ -37,37 +37,37 @@ def while_waiting(world: World) -> int:
 
 def while_prefilling(world: World) -> int:
     id_ = world.submit(TEXTS[7], 5).id
-    run_until(world, lambda: _stage(world, id_) == "prefill")
+    world.until(lambda: _stage(world, id_) == "prefill")
     return id_
 
 
 def with_its_last_layers_launched(world: World) -> int:
     id_ = while_prefilling(world)
-    run_until(world, lambda: not world.watch.batches or _stage(world, id_) != "prefill")
+    world.until(lambda: not world.watch.batches or _stage(world, id_) != "prefill")
     return id_
 
 
 def at_its_first_token(world: World) -> int:
     id_ = world.submit(TEXTS[7], 5).id
-    run_until(world, lambda: world.tokens[id_])
+    world.until(lambda: world.tokens[id_])
     return id_
 
 
 def while_decoding(world: World) -> int:
     id_ = world.submit(TEXTS[7], 9).id
-    run_until(world, lambda: len(world.tokens[id_]) >= 4)
+    world.until(lambda: len(world.tokens[id_]) >= 4)
     return id_
 
 
 def when_done(world: World) -> int:
     id_ = world.submit(TEXTS[7], 2).id
-    run_until(world, lambda: world.handles[id_].done)
+    world.until(lambda: world.handles[id_].done)
     return id_
 
 
 def when_half_a_prompt_is_computed(world: World) -> int:
     id_ = world.submit([*TEXTS[7], *range(40), *TEXTS[6]][:80], 5).id
-    run_until(world, lambda: 0 < world.handles[id_]._request.num_computed < 80)
+    world.until(lambda: 0 < world.handles[id_]._request.num_computed < 80)
     return id_
 
 
@@ -105,7 +105,7 @@ def test_cancelling_a_whole_batch_between_its_layers() -> None:
     """Nothing else is there, and its pages come back all the same."""
     world = World(StaticSplit(48, layers=1, max_prefill_tokens=48, move=False))
     ids = [world.submit(text, 4).id for text in ([1] * 20, [2] * 20)]
-    run_until(world, lambda: [done for _, done in world.watch.batches] == [2])
+    world.until(lambda: [done for _, done in world.watch.batches] == [2])
     for id_ in ids:
         world.cancel(id_)
     world.finish()
@@ -115,9 +115,9 @@ def test_cancelling_a_batch_and_the_one_that_it_preempted() -> None:
     policy = StaticSplit(48, layers=1, preempt_shorter_than=10, max_prefill_tokens=48)
     world = World(policy)
     long = world.submit([1] * 40, 4)
-    run_until(world, lambda: world.watch.batches)
+    world.until(lambda: world.watch.batches)
     short = world.submit([2] * 3, 4)
-    run_until(world, lambda: len(world.watch.batches) == 2)
+    world.until(lambda: len(world.watch.batches) == 2)
     third = world.submit([3] * 5, 4)
     world.cancel(long.id)
     world.cancel(short.id)

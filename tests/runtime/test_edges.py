@@ -20,6 +20,7 @@ from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
+from tests.runtime.doubles import ManualEvent
 from tests.runtime.test_steady_batch import a_request, queues_of
 from tests.runtime.world import World, small_config
 
@@ -82,25 +83,14 @@ def test_pages_that_a_stranger_takes_while_one_decodes() -> None:
     """It cannot go on, and says so."""
     world = World(num_pages=10, page_size=4, end_probability=0.0)
     handle = world.submit([1] * 6, 20)
-    while not world.tokens[handle.id]:
-        if not world.step():
-            world.wait(20.0)
+    world.until(lambda: world.tokens[handle.id], 20.0)
     world.executor.pool.allocate("a stranger", [2] * 20)
     world.may_fail = {handle.id}
-    world_end(world)
+    world.until(lambda: world.mux.is_idle)
     assert isinstance(handle.error, OutOfPagesError)
     assert "somebody else holds pages" in str(handle.error)
     world.executor.pool.release("a stranger")
     world.check_end()
-
-
-def world_end(world: World) -> None:
-    for _ in range(1000):
-        if world.mux.is_idle:
-            return
-        if not world.step():
-            world.wait(20.0)
-    raise AssertionError(world.handles)
 
 
 def test_keys_of_a_launch_that_failed_are_not_found_again() -> None:
@@ -211,20 +201,13 @@ def test_a_handle_keeps_no_runtime_alive(is_cancelled: bool) -> None:
     handle.cancel()
 
 
-class Never:
-    """An event of somebody else, which does not end."""
-
-    def query(self) -> bool:
-        return False
-
-
 @pytest.mark.parametrize("new", [1, 30])
 def test_pages_that_never_come_back_are_reported(new: int) -> None:
     """Nothing is on its way then, so no launch could be said to hang."""
     world = World(num_pages=10, page_size=4, end_probability=0.0, stall_timeout_s=0.25)
     pool = world.executor.pool
     pool.allocate("a stranger", [1] * 24)
-    pool.release("a stranger", Never())
+    pool.release("a stranger", ManualEvent())
     world.submit([2] * (20 if new == 1 else 4), new)
     with pytest.raises(StalledError, match=r"nothing could be launched for 0\.25 s"):
         list(world.mux.run())
@@ -248,7 +231,7 @@ def test_a_fence_that_failed_says_nothing_of_the_other_lane() -> None:
         def query(self) -> bool:
             raise DeviceError("planted")
 
-    assert not AllOver((Failed(), Never())).query()  # type: ignore[arg-type]
+    assert not AllOver((Failed(), ManualEvent())).query()  # type: ignore[arg-type]
     assert AllOver((Failed(), Failed())).query()  # type: ignore[arg-type]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from smkern.errors import ArgumentError, EngineDeadError, ModelError, SmkernError, StalledError
-from tests.runtime.busy import busy, run_until, survivors
+from tests.runtime.busy import busy, survivors
 from tests.runtime.world import World
 
 
-def spoil(world: World, owner: Any, name: str, error: BaseException, turn: int = 2) -> None:
+def spoil(owner: Any, name: str, error: BaseException, turn: int = 2) -> None:
     """Let one call of a method raise, the `turn`th from now."""
     method, left = getattr(owner, name), [turn]
 
@@ -50,24 +50,24 @@ def ends(world: World) -> None:
 def test_a_pool_or_an_executor_that_raises_ends_all_by_name(what: str, turn: int) -> None:
     world = busy(count=6)
     owner = world.watch if what == "forget" else world.executor.pool
-    spoil(world, owner, what, OSError("planted"), turn)
+    spoil(owner, what, OSError("planted"), turn)
     ends(world)
     assert world.mux.dead is not None
 
 
 def test_a_read_that_raises_fails_its_own_requests() -> None:
     world = busy(count=2, new=30)
-    run_until(world, lambda: all(len(world.tokens[i]) > 3 for i in range(2)))
+    world.until(lambda: all(len(world.tokens[i]) > 3 for i in range(2)))
     decode = world.watch.decode
 
     def failing(*given: Any) -> Any:
         works = decode(*given)
-        spoil(world, works[0][1], "read", OSError("planted"), 1)
+        spoil(works[0][1], "read", OSError("planted"), 1)
         world.watch.decode = decode  # type: ignore[method-assign]
         return works
 
     world.watch.decode = failing  # type: ignore[method-assign]
-    run_until(world, lambda: world.watch.decode is decode)
+    world.until(lambda: world.watch.decode is decode)
     third = world.submit([3, 4, 5], 6)
     world.may_fail = {0, 1}
     world.finish()
@@ -80,7 +80,7 @@ def test_a_read_that_raises_fails_its_own_requests() -> None:
 def test_an_interrupt_in_a_step_ends_all_by_name() -> None:
     for turn in (1, 5, 12):
         world = busy(count=6)
-        spoil(world, world.device, "launch", KeyboardInterrupt("planted"), turn)
+        spoil(world.device, "launch", KeyboardInterrupt("planted"), turn)
         with pytest.raises(KeyboardInterrupt):
             world.finish()
         with pytest.raises(EngineDeadError, match="KeyboardInterrupt in the middle of step"):
@@ -94,7 +94,7 @@ def test_an_interrupt_in_a_step_ends_all_by_name() -> None:
 
 def test_an_interrupt_of_a_wait_ends_nothing() -> None:
     world = busy(count=3)
-    spoil(world, world.device, "wait", KeyboardInterrupt("planted"))
+    spoil(world.device, "wait", KeyboardInterrupt("planted"))
     outputs = world.mux.run()
     with suppress(KeyboardInterrupt):
         while True:
@@ -196,9 +196,8 @@ def test_force_waits_for_what_ends() -> None:
 def test_what_raises_while_it_is_closed_leaves_nothing_behind(what: str) -> None:
     world = busy()
     for _ in range(30):
-        if not world.step():
-            world.wait(20.0)
-    spoil(world, world.executor.pool if what == "release" else world.watch, what, OSError("x"), 1)
+        world.turn(20.0)
+    spoil(world.executor.pool if what == "release" else world.watch, what, OSError("x"), 1)
     if what == "close":
         with pytest.raises(EngineDeadError, match="OSError while this Multiplexer was closed"):
             world.mux.close()
@@ -213,8 +212,7 @@ def test_closing_long_after_requests_waited_in_vain_is_no_hang() -> None:
     world.submit([1, 2], 3)
     world.may_fail = {world.submit([1] * 40, 5).id}
     for _ in range(40):
-        if not world.step():
-            world.wait(10.0)
+        world.turn(10.0)
     assert not world.mux._launcher.in_flight
     world.mux._watchdog.look(world.device.now_us(), False, (), True)
     world.wait(1e6)

@@ -21,7 +21,7 @@ from smkern.errors import (
 from smkern.policies import Decision, Snapshot
 from smkern.runtime.launcher import BatchLauncher
 from tests.models.generation import Letters
-from tests.runtime.busy import EVERY_POLICY, TEXTS, busy, each_policy, run_until, survivors
+from tests.runtime.busy import EVERY_POLICY, TEXTS, busy, each_policy, survivors
 from tests.runtime.policies import RandomPolicy, Scripted, Sometimes
 from tests.runtime.world import World
 
@@ -41,7 +41,7 @@ def test_a_launch_that_raises_takes_its_own_requests_along(policy: str, launch: 
 
 def test_a_prefill_that_raises_leaves_decoding_requests_alone() -> None:
     world = busy(count=2)
-    run_until(world, lambda: all(world.tokens[i] for i in range(2)))
+    world.until(lambda: all(world.tokens[i] for i in range(2)))
     third = world.submit(TEXTS[2], 5)
     world.may_fail = {third.id}
     original = world.executor.prefill
@@ -142,11 +142,7 @@ def test_pages_that_somebody_else_holds() -> None:
     handle = world.submit([1] * 40, 5)
     small = world.submit([2, 3], 3)
     world.may_fail = {handle.id}
-    for _ in range(500):
-        if world.mux.is_idle:
-            break
-        if not world.step():
-            world.wait(10.0)
+    world.until(lambda: world.mux.is_idle)
     assert isinstance(handle.error, OutOfPagesError)
     assert "somebody else holds pages" in str(handle.error)
     assert small.completion is not None
@@ -154,15 +150,14 @@ def test_pages_that_somebody_else_holds() -> None:
     world.check_end()
 
 
-# Cancelling, at every stage.
+# Loops that end early.
 
 
 def test_closing_gives_everything_back() -> None:
     for after in (0, 1, 4, 9, 25, 60):
         world = busy(RandomPolicy(after))
         for _ in range(after):
-            if not world.step():
-                world.wait(20.0)
+            world.turn(20.0)
         world.mux.close()
         world.mux.close()
         assert all(handle.done for handle in world.handles)

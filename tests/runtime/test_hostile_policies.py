@@ -68,7 +68,7 @@ def _failing(policy: Any, seed: int, faults: dict[int, Any]) -> World:
     for at, text in enumerate(prompts(10, seed, longest=40)):
         world.submit(text, 1 + at)
         for _ in range(4):
-            world.step() or world.wait(20.0)  # type: ignore[func-returns-value]
+            world.turn(20.0)
     world.finish(wait_us=500.0)
     return world
 

@@ -33,16 +33,14 @@ def full(policy: Any, reuse: bool | None = False, **options: Any) -> World:
     for index in range(4):
         world.submit([index] * 12, 70, seed=index)
         world.wait(1.0)
-    while len(world.mux._queues.running) < 4:
-        world.step() or world.wait(1.0)  # type: ignore[func-returns-value]
+    world.until(lambda: len(world.mux._queues.running) == 4, 1.0)
     return world
 
 
 def first_token_us(world: World, handle: Handle) -> float:
     """From now to its first token."""
     now_us = world.device.now_us()
-    while not world.tokens[handle.id]:
-        world.step() or world.wait(1.0)  # type: ignore[func-returns-value]
+    world.until(lambda: world.tokens[handle.id], 1.0)
     return world.device.now_us() - now_us
 
 
@@ -80,11 +78,10 @@ def test_nobody_yields_in_vain(policy: str) -> None:
     world = World(POLICIES[policy](), page_size=4, num_pages=40, end_probability=0.0, reuse=False)
     world.submit([1] * 100, 30, priority=9)
     world.submit([2] * 8, 40)
-    while len(world.mux._queues.running) < 2:
-        world.step() or world.wait(1.0)  # type: ignore[func-returns-value]
+    world.until(lambda: len(world.mux._queues.running) == 2, 1.0)
     world.submit([3] * 80, 3, priority=9)
     for _ in range(10):
-        world.step() or world.wait(1.0)  # type: ignore[func-returns-value]
+        world.turn(1.0)
     assert world.mux.stats().preemptions == 0
     world.finish()
 
@@ -103,7 +100,7 @@ def test_a_policy_sees_the_row_and_decides() -> None:
     world = full(Scripted([], decide), **FULL["rows"])
     high = world.submit([9] * 20, 4, priority=1)
     for _ in range(40):
-        world.step() or world.wait(10.0)  # type: ignore[func-returns-value]
+        world.turn(10.0)
     assert rows[:3] == [1, 1, 1]
     assert world.mux.stats().preemptions == 1
     world.cancel(high.id)
@@ -115,15 +112,13 @@ def test_a_short_prompt_of_high_priority_may_go_before_a_batch() -> None:
     policy = StaticSplit(48, layers=1, preempt_shorter_than=30)
     world = full(policy, max_running=5, num_pages=200)
     long = world.submit([7] * 45, 4)
-    while long._request.stage != "prefill":
-        world.step() or world.wait(1.0)  # type: ignore[func-returns-value]
+    world.until(lambda: long._request.stage == "prefill", 1.0)
     same = world.submit([8] * 4, 4)
     for _ in range(3):
-        world.step() or world.wait(1.0)  # type: ignore[func-returns-value]
+        world.turn(1.0)
     assert world.mux.stats().preemptions == 0
     high = world.submit([9] * 4, 4, priority=3)
-    while not world.tokens[high.id]:
-        world.step() or world.wait(1.0)  # type: ignore[func-returns-value]
+    world.until(lambda: world.tokens[high.id], 1.0)
     assert not world.tokens[long.id]
     assert not world.tokens[same.id]
     assert world.mux.stats().preemptions == 1

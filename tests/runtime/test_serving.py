@@ -65,8 +65,7 @@ def test_nobody_starves_while_others_keep_coming(policy: str) -> None:
             break
         while sum(not handle.done for handle in world.handles) < 12:
             world.submit([draw.randrange(50) for _ in range(draw.randint(1, 5))], 8)
-        if not world.step():
-            world.wait(20.0)
+        world.turn(20.0)
     assert long.done, f"{long}: {len(world.handles)} came meanwhile"
     world.finish()
 
@@ -267,9 +266,7 @@ def test_decode_may_pause() -> None:
 
     world = World(Scripted([], then=decide), end_probability=0.0)
     world.submit([1] * 10, 20)
-    while len(world.tokens[0]) < 5:
-        if not world.step():
-            world.wait(5.0)
+    world.until(lambda: len(world.tokens[0]) >= 5)
     world.submit([2] * 40, 5)
     begun = len(world.watch.launched)
     world.finish()
@@ -322,9 +319,7 @@ def test_a_policy_may_let_decode_run_between_two_layers_on_the_whole_device() ->
 
     world = World(Scripted([], then=decide), end_probability=0.0)
     world.submit([1, 2], 60)
-    while not world.tokens[0]:
-        if not world.step():
-            world.wait(20.0)
+    world.until(lambda: world.tokens[0], 20.0)
     world.submit([3] * 20, 5)
     world.finish()
     assert not world.mux.errors

@@ -33,8 +33,7 @@ def served(policy: Any) -> World:
     """A request decodes while a prompt of another runs."""
     world = World(policy, end_probability=0.0, shares=True)
     world.submit([1] * 8, 16)
-    while not world.tokens[0]:
-        world.step() or world.wait(5.0)  # type: ignore[func-returns-value]
+    world.until(lambda: world.tokens[0])
     world.submit([2] * 45, 4)
     world.finish(wait_us=1.0)
     assert not world.mux.errors

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from smkern.errors import OutOfPagesError, RequestError
 from smkern.policies import Chunked, StaticSplit
 from tests.runtime.policies import RandomPolicy
-from tests.runtime.world import World, live, prompts, random_world
+from tests.runtime.world import Linear, World, live, prompts, random_world
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ POLICIES: dict[str, Any] = {
     "random": RandomPolicy,
     "restless": lambda seed: RandomPolicy(seed, idle=0.5, preempt=0.8, stay=0.1),
     "chunks": lambda seed: Chunked(chunk_tokens=16),
-    "chunks under a limit": lambda seed: Chunked(tbt_slo_ms=0.5, predictor=_linear()),
+    "chunks under a limit": lambda seed: Chunked(tbt_slo_ms=0.5, predictor=Linear()),
     "a split": lambda seed: StaticSplit(48, layers=2, max_prefill_tokens=32),
     "a split that stays": lambda seed: StaticSplit(96, layers=3, move=False, steps=5),
     "a split with preemption": lambda seed: StaticSplit(
@@ -42,12 +42,6 @@ SETTINGS = st.fixed_dictionaries(
         "end_probability": st.sampled_from([0.0, 0.1]),
     }
 )
-
-
-def _linear() -> Any:
-    from tests.runtime.world import Linear
-
-    return Linear()
 
 
 class MultiplexerMachine(RuleBasedStateMachine):

@@ -138,17 +138,30 @@ class World:
         """Time goes by."""
         self.device.spend(us)
 
-    def finish(self, most_steps: int = 20_000, wait_us: float = 40.0) -> None:
-        """Run to the end, and check that nothing is left.
+    def turn(self, wait_us: float) -> None:
+        """A step; where it gives nothing time goes by."""
+        if not self.step():
+            self.wait(wait_us)
 
-        Where a step gives nothing time goes by, so that a runtime which stands still is found.
-        """
+    def until(
+        self, happened: Callable[[], Any], wait_us: float = 5.0, most_steps: int = 20_000
+    ) -> None:
+        """Take turns until something has happened; a runtime that stands still is found."""
         for _ in range(most_steps):
-            if self.mux.is_idle:
-                break
-            if not self.step():
-                self.wait(wait_us)
-        assert self.mux.is_idle, f"not idle after {most_steps} steps: {self.handles}"
+            if happened():
+                return
+            self.turn(wait_us)
+        raise AssertionError(f"it never happened: {self.handles}")
+
+    def finish(self, most_steps: int = 20_000, wait_us: float = 40.0) -> None:
+        """Take turns to the end, and check that nothing is left."""
+        self.until(lambda: self.mux.is_idle, wait_us, most_steps)
+        self.check_end()
+
+    def run(self) -> None:
+        """To the end by the runtime's own loop, which waits as it likes."""
+        for output in self.mux.run():
+            self._enter(output)
         self.check_end()
 
     def check(self) -> None:
