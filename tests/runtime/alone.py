@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern import ops
-from smkern.kv import KvPool, KvSizes
+from smkern.kv import KvPool
 from smkern.models import ActivationBuffers, Decoder, ModelConfig, SamplingParams, Step
+from smkern.runtime.loading import kv_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +67,13 @@ def workload(
     return found
 
 
-def pool_for(
-    config: ModelConfig, device: torch.device, tokens: int, *, page_size: int = 16
-) -> KvPool:
-    """Pages for so many tokens, without prefix reuse."""
-    sizes = KvSizes(
-        config.num_layers, config.num_kv_heads, config.head_dim, page_size, config.dtype
-    )
-    return KvPool(sizes, num_pages=-(-tokens // page_size), device=device, reuse=False)
+def pool_of(
+    config: ModelConfig, num_pages: int, page_size: int = 16, *, device: Any = "cpu",
+    reuse: bool = True,
+) -> KvPool:  # fmt: skip
+    """Pages of a model's sizes."""
+    sizes = kv_sizes(config, page_size, None)
+    return KvPool(sizes, num_pages=num_pages, device=device, reuse=reuse)
 
 
 class Alone:
@@ -86,7 +87,7 @@ class Alone:
     def __init__(self, decoder: Decoder, max_context: int) -> None:
         config, device = decoder.config, decoder.device
         self.decoder, self.max_context = decoder, max_context
-        pool = pool_for(config, device, max_context)
+        pool = pool_of(config, -(-max_context // 16), device=device, reuse=False)
         self._caches = [pool.layer(index) for index in range(config.num_layers)]
         self._pages = self._ints(*range(pool.pages_for(max_context)))
         self._activations = ActivationBuffers(config, max_context, 1, device)

@@ -9,13 +9,12 @@ from random import Random
 
 import torch
 
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from tests.models.generation import tiny
-from tests.runtime.alone import Alone
+from tests.runtime.alone import Alone, pool_of
 from tests.runtime.ends import Served
 from tests.runtime.injected import Fault
 from tests.runtime.world import RUNGS, Linear
@@ -54,8 +53,7 @@ def truth(request: Request) -> list[int]:
 def with_tensors(fault: Fault | None, seed: int = 8) -> Served:
     """A life whose tokens are a model's."""
     device = SimDevice(132, RUNGS, Linear(), decode_launch_us=1.0, prefill_launch_us=1.5)
-    sizes = KvSizes(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, PAGE, CONFIG.dtype)
-    pool = KvPool(sizes, num_pages=PAGES, device="cpu")
+    pool = pool_of(CONFIG, PAGES, PAGE)
     draw = Random(1)
     texts = [[draw.randrange(26) for _ in range(draw.randint(1, 30))] for _ in range(6)]
     return Served(

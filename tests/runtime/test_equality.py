@@ -15,7 +15,7 @@ from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
 from tests.models.generation import tiny
 from tests.runtime import equality
-from tests.runtime.alone import each_alone, pool_for, workload
+from tests.runtime.alone import each_alone, pool_of, workload
 from tests.runtime.equality import Equality, check_tokens, clear_mismatches, serve_and_compare
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import RUNGS, Linear
@@ -44,7 +44,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimDevice:
 
 def multiplexer(decoder: Decoder, device: SimDevice, **options: Any) -> Multiplexer:
     executor = ModelExecutor(
-        decoder, pool_for(CONFIG, decoder.device, 16 * 12), device=device, max_running=6,
+        decoder, pool_of(CONFIG, 12, reuse=False), device=device, max_running=6,
         max_prefill=3, max_tokens=64, max_context=128,
     )  # fmt: skip
     return Multiplexer(executor, batch_invariant=decoder.batch_invariant, **options)

@@ -5,23 +5,15 @@ from __future__ import annotations
 import pytest
 
 from smkern.errors import ModelError
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.models.step import Step
 from smkern.runtime import ModelExecutor, Multiplexer
 from smkern.runtime.in_flight import LaunchError
 from tests.models.generation import one_at_a_time, random_prompts, tiny
+from tests.runtime.alone import pool_of
+from tests.runtime.doubles import ManualEvent
 
 PAGE, ROWS = 16, 24
-
-
-class End:
-    """Of a release, over when the test says so."""
-
-    is_over = False
-
-    def query(self) -> bool:
-        return self.is_over
 
 
 def fail(index: int, step: Step) -> None:
@@ -31,8 +23,7 @@ def fail(index: int, step: Step) -> None:
 def test_who_was_left_out_of_a_mixed_forward_that_raised_goes_on_from_its_own_token() -> None:
     """Its last token is on its way, and its row was given up for the forward: it must wait."""
     config = tiny()
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, PAGE, config.dtype)
-    pool = KvPool(sizes, num_pages=8, device="cpu", reuse=False)
+    pool = pool_of(config, 8, PAGE, reuse=False)
     decoder = Decoder(config, Weights.random(config, 3))
     mux = Multiplexer(ModelExecutor(decoder, pool, max_running=4, max_prefill=2, max_tokens=64))
     params = SamplingParams(ROWS)
@@ -57,7 +48,7 @@ def test_who_was_left_out_of_a_mixed_forward_that_raised_goes_on_from_its_own_to
         launcher.decode(1)
         take()
     assert launcher.decode(1) == 1
-    end = End()
+    end = ManualEvent()
     pool.release("elsewhere", end)
     launcher.settle()
     assert running.num_pending == 1, "its token was not delivered"
@@ -66,7 +57,7 @@ def test_who_was_left_out_of_a_mixed_forward_that_raised_goes_on_from_its_own_to
         launcher.mixed([waiting], 64)
     decoder.layer = layer  # type: ignore[method-assign]
     mux._finisher.fail([waiting], ModelError("planted"))
-    end.is_over = True
+    end.over = True
     assert launcher.decode(1) == 0
     for _ in mux.run():
         pass

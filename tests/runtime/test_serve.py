@@ -10,12 +10,11 @@ import torch
 import smkern
 from smkern import ops
 from smkern.errors import ArgumentError
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, TensorParallel, Weights, graph
 from smkern.policies import StaticSplit
 from smkern.runtime import HostDevice, ModelExecutor, serving
 from tests.models.generation import Letters, tiny
-from tests.runtime.alone import Alone
+from tests.runtime.alone import Alone, pool_of
 
 CONFIG = tiny()
 WEIGHTS = Weights.random(CONFIG, 3)
@@ -23,18 +22,14 @@ SIZES: dict[str, Any] = {"max_running": 4, "max_prefill": 2, "max_tokens": 64}
 PROMPTS = [[1, 2, 3], [4, 5], [6] * 40, [7, 8, 9, 10]]
 
 
-def made_pool(**options: Any) -> KvPool:
-    heads = {"num_kv_heads": CONFIG.num_kv_heads, "head_dim": CONFIG.head_dim}
-    sizes = KvSizes(CONFIG.num_layers, **heads, dtype=CONFIG.dtype)
-    return KvPool(sizes, num_pages=32, device="cpu", **options)
-
-
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("policy", [None, StaticSplit(32, layers=1)])
 def test_tokens_are_those_of_each_prompt_alone(policy: Any, same: bool) -> None:
     decoder = Decoder(CONFIG, WEIGHTS, batch_invariant=same)
     device = HostDevice(rungs=[32])
-    mux = smkern.serve(decoder, made_pool(reuse=not same), policy=policy, device=device, **SIZES)
+    mux = smkern.serve(
+        decoder, pool_of(CONFIG, 32, reuse=not same), policy=policy, device=device, **SIZES
+    )
     params = SamplingParams(max_new_tokens=6)
     handles = [mux.submit(prompt, params) for prompt in PROMPTS]
     for output in mux.run():
@@ -46,7 +41,7 @@ def test_tokens_are_those_of_each_prompt_alone(policy: Any, same: bool) -> None:
 
 
 def test_a_tokenizer_makes_texts() -> None:
-    mux = smkern.serve(Decoder(CONFIG, WEIGHTS), made_pool(), tokenizer=Letters(), **SIZES)
+    mux = smkern.serve(Decoder(CONFIG, WEIGHTS), pool_of(CONFIG, 32), tokenizer=Letters(), **SIZES)
     handle = mux.submit("hello", SamplingParams(max_new_tokens=3))
     texts = [output.text for output in mux.run()]
     assert handle.completion is not None
@@ -72,7 +67,9 @@ def test_every_operator_gets_its_budget(policy, num_sms, monkeypatch) -> None:
     spy(graph, "sample")
     device = HostDevice(rungs=[32])
     decoder = Decoder(CONFIG, WEIGHTS)
-    mux = smkern.serve(decoder, made_pool(), policy=policy, device=device, num_sms=num_sms, **SIZES)
+    mux = smkern.serve(
+        decoder, pool_of(CONFIG, 32), policy=policy, device=device, num_sms=num_sms, **SIZES
+    )
     for prompt in PROMPTS:
         mux.submit(prompt, SamplingParams(max_new_tokens=4))
     assert not [output.error for output in mux.run() if output.error]
@@ -95,7 +92,7 @@ def test_what_launches_first_is_paid_before_it_serves(kind, monkeypatch) -> None
             return made(*given, **options)
 
         monkeypatch.setattr(serving, "Multiplexer", on_a_gpu)
-    smkern.serve(decoder, made_pool(), rungs=[None, 32], **SIZES)
+    smkern.serve(decoder, pool_of(CONFIG, 32), rungs=[None, 32], **SIZES)
     assert seen == ([] if kind == "cpu" else ["warm", [None, 32]])
 
 
@@ -108,7 +105,7 @@ def test_what_was_put_off_is_done_when_nothing_runs(monkeypatch: pytest.MonkeyPa
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(ModelExecutor, "idle", idle)
-    mux = smkern.serve(Decoder(CONFIG, WEIGHTS), made_pool(), **SIZES)
+    mux = smkern.serve(Decoder(CONFIG, WEIGHTS), pool_of(CONFIG, 32), **SIZES)
     handle = mux.submit([1, 2, 3], SamplingParams(max_new_tokens=3))
     while not handle.done:
         mux.step()
@@ -129,7 +126,7 @@ def test_what_was_put_off_is_done_when_nothing_runs(monkeypatch: pytest.MonkeyPa
 )  # fmt: skip
 def test_settings_that_cannot_be_are_named(option: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        smkern.serve(Decoder(CONFIG, WEIGHTS), made_pool(), **SIZES | option)
+        smkern.serve(Decoder(CONFIG, WEIGHTS), pool_of(CONFIG, 32), **SIZES | option)
 
 
 def test_a_part_of_a_model_is_refused() -> None:
@@ -137,4 +134,4 @@ def test_a_part_of_a_model_is_refused() -> None:
     config = tiny(num_q_heads=4, num_kv_heads=2)
     decoder = Decoder(config, Weights.random(config, shard=tp.shard), tp=tp)
     with pytest.raises(ArgumentError, match=r"one rank's part .*serve_ranks on all"):
-        smkern.serve(decoder, made_pool(), **SIZES)
+        smkern.serve(decoder, pool_of(CONFIG, 32), **SIZES)

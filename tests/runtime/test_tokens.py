@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.policies import Chunked, StaticSplit
 from smkern.runtime.host_device import HostDevice
@@ -19,7 +18,7 @@ from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from tests.models.generation import VOCAB, tiny
-from tests.runtime.alone import Alone
+from tests.runtime.alone import Alone, pool_of
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import RUNGS, Linear, World
 
@@ -60,11 +59,7 @@ def model_world(truth: Truth, policy: Any, **options: Any) -> World:
     own = {"num_pages": 24, "page_size": 16, "max_running": 6, "max_prefill": 3, "max_tokens": 64}
     sizes = own | {name: options.pop(name) for name in own if name in options}
     same = options.get("batch_invariant", False)
-    pool = KvPool(
-        KvSizes(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, sizes.pop("page_size"),
-                CONFIG.dtype),
-        num_pages=sizes.pop("num_pages"), device="cpu", reuse=not same,
-    )  # fmt: skip
+    pool = pool_of(CONFIG, sizes.pop("num_pages"), sizes.pop("page_size"), reuse=not same)
     executor = ModelExecutor(
         Decoder(CONFIG, truth.weights, batch_invariant=same),
         pool,
@@ -149,11 +144,7 @@ def test_every_look_ahead(truth: Truth, steps: int) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_on_the_host_alone(truth: Truth, policy: str) -> None:
     """As anybody without a GPU runs it: work is over when it is launched."""
-    pool = KvPool(
-        KvSizes(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, 16, CONFIG.dtype),
-        num_pages=16,
-        device="cpu",
-    )
+    pool = pool_of(CONFIG, 16)
     executor = ModelExecutor(
         Decoder(CONFIG, truth.weights), pool, device=HostDevice(rungs=RUNGS), max_running=4,
         max_prefill=3, max_tokens=48,

@@ -19,7 +19,6 @@ import uvicorn
 from openai import AsyncOpenAI, OpenAI
 
 from smkern import serve
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, ModelConfig, Weights, preset
 from smkern.models.tokenizer import Tokenizer
 from smkern.runtime.multiplexer import Multiplexer
@@ -32,6 +31,7 @@ from smkern.server.client import EngineClient
 from smkern.server.engine import serve_connection
 from smkern.server.messages import Ready
 from tests.models.generation import Letters, tiny
+from tests.runtime.alone import pool_of
 
 NAME = "tiny"
 PAGE = 16
@@ -175,8 +175,7 @@ def tokens_of(prompt: list[int], seed: int, count: int) -> list[int]:
 def with_tensors(config: ModelConfig | None = None, **options: Any) -> Multiplexer:
     """A runtime of a tiny model on CPU tensors."""
     config = tiny() if config is None else config
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, PAGE, config.dtype)
-    pool = KvPool(sizes, num_pages=64, device="cpu")
+    pool = pool_of(config, 64, PAGE)
     torch.set_num_threads(1)
     given: dict[str, Any] = {"max_running": 8, "max_prefill": 4, "max_tokens": 64, "seed": 5}
     return serve(Decoder(config, Weights.random(config, 3)), pool, **given | options)

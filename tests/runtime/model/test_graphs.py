@@ -9,7 +9,6 @@ import torch
 
 from smkern.device import Budget
 from smkern.errors import DeviceError
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, Weights
 from smkern.runtime.model.graphs import MIB, GraphCache, GraphKey
 from smkern.runtime.model.mixed_graph import MixedGraph
@@ -17,6 +16,7 @@ from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.sizes import batch_bucket, context_bucket
 from smkern.runtime.place import Place
 from tests.models.generation import tiny
+from tests.runtime.alone import pool_of
 
 WHOLE, RUNG = Place.whole(132), Place.of("decode", 32, 132)
 MAX_CONTEXT = 8192
@@ -51,8 +51,7 @@ class FakeCache(GraphCache):
     def __init__(self, limit_bytes: int = 100 * MIB, rows: int = 32) -> None:
         config = tiny(max_position=MAX_CONTEXT)
         decoder = Decoder(config, Weights.random(config, 3))
-        sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
-        pool = KvPool(sizes, num_pages=8, device="cpu")
+        pool = pool_of(config, 8)
         super().__init__(
             decoder,
             RowState.make(max_running=rows, max_prefill=2, max_pages=4, device="cpu"),

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.policies import Chunked, StaticSplit
 from smkern.runtime import ModelExecutor, Multiplexer
 from tests.models.generation import one_at_a_time, random_prompts, tiny
+from tests.runtime.alone import pool_of
 from tests.runtime.model.late_device import LateDevice, make_late
 from tests.runtime.policies import RandomPolicy
 
@@ -86,8 +86,7 @@ def test_tokens_are_those_of_each_prompt_alone(policy, pages, fails, alone, weig
     page, num_pages = POOLS[pages]
     for seed in range(3):
         draw = Random(f"{policy} {pages} {fails} {seed}")
-        sizes = KvSizes(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, page, CONFIG.dtype)
-        pool = KvPool(sizes, num_pages=num_pages, device="cpu", reuse=draw.random() < 0.5)
+        pool = pool_of(CONFIG, num_pages, page, reuse=draw.random() < 0.5)
         device = LateDevice(draw, fails=fails, fails_behind=draw.choice([0, 0.4]))
         executor = ModelExecutor(
             Decoder(CONFIG, weights), pool, device=device, max_running=4, max_prefill=2,

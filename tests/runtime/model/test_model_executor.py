@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from smkern.errors import ArgumentError, DeviceError
-from smkern.kv import KvPool, KvSizes
 from smkern.latency.work import padded_rows
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.runtime.device import Work
@@ -23,7 +22,7 @@ from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.place import Lane
 from smkern.runtime.request import Request
 from tests.models.generation import VOCAB, one_at_a_time, random_prompts, tiny
-from tests.runtime.alone import pool_for
+from tests.runtime.alone import pool_of
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +49,7 @@ class Run:
 
     def __init__(self, prompts: Sequence[Sequence[int]], **options: Any) -> None:
         config = tiny()
-        sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
-        pool = KvPool(sizes, num_pages=64, device="cpu", reuse=False)
+        pool = pool_of(config, 64, reuse=False)
         decoder = Decoder(config, Weights.random(config, 3))
         given = {"max_running": 8, "max_prefill": 4, "max_tokens": 64}
         self.executor = ModelExecutor(decoder, pool, **given | options)
@@ -297,8 +295,7 @@ def test_what_cannot_be(prompts: list[list[int]]):
 
 def test_no_context_beyond_the_models_positions():
     config = tiny()
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
-    pool = KvPool(sizes, num_pages=4, device="cpu")
+    pool = pool_of(config, 4)
     decoder = Decoder(config, Weights.random(config, 3), max_position=32)
     assert ModelExecutor(decoder, pool, max_running=2, max_prefill=1).max_context == 32
     with pytest.raises(ArgumentError, match="max_context=33"):
@@ -340,5 +337,5 @@ def test_activation_bytes_are_known_beforehand() -> None:
     config = tiny()
     sizes = {"max_running": 3, "max_prefill": 2, "max_tokens": 16}
     decoder = Decoder(config, Weights.random(config))
-    executor = ModelExecutor(decoder, pool_for(config, decoder.device, 64), **sizes)
+    executor = ModelExecutor(decoder, pool_of(config, 4, reuse=False), **sizes)
     assert executor.memory_report().activation_bytes == activation_bytes(config, **sizes)

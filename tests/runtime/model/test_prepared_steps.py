@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.policies import StaticSplit
 from smkern.runtime import ModelExecutor, Multiplexer
@@ -20,6 +19,7 @@ from smkern.runtime.model.row_updates import Records
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.request import Request
 from tests.models.generation import one_at_a_time, random_prompts, tiny
+from tests.runtime.alone import pool_of
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +70,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        sizes = KvSizes(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, PAGE, CONFIG.dtype)
-        self.pool = KvPool(sizes, num_pages=512, device="cpu", reuse=False)
+        self.pool = pool_of(CONFIG, 512, PAGE, reuse=False)
         self.fails: Callable[[], bool] = lambda: False
         self.executor = ModelExecutor(
             Decoder(CONFIG, Weights.random(CONFIG, 3)), self.pool, device=Watched(self.notes),
