@@ -27,11 +27,10 @@ def tiny(architecture: str = "qwen3-8b", **changes: Any) -> ModelConfig:
     return preset(architecture).replace(**given | changes)
 
 
-def make_llm(config: ModelConfig | None = None, **options: Any) -> LLM:
-    """An LLM on the CPU that holds few tokens."""
-    config = tiny() if config is None else config
+def make_llm(model: Any = None, **options: Any) -> LLM:
+    """An LLM on the CPU that holds few tokens, of a config, a folder or a name."""
     given: dict[str, Any] = {"device": "cpu", "num_pages": 64, "max_batch": 8, "seed": 3}
-    return LLM(config, **given | options)
+    return LLM(tiny() if model is None else model, **given | options)
 
 
 def greedy(max_new_tokens: int = 12, **options: Any) -> SamplingParams:

@@ -232,26 +232,17 @@ def test_what_runs_behind_a_launch(monkeypatch: pytest.MonkeyPatch):
     assert seen == [(1, 0, 1), (1, 0, 1), (2, 0, 1), (2, 0, 1)]
 
 
-def test_what_raises_behind_a_launch_leaves_the_stream(monkeypatch: pytest.MonkeyPatch):
+def test_what_raises_leaves_the_stream(monkeypatch: pytest.MonkeyPatch):
     cuda = FakeCuda(monkeypatch)
     device = CudaDevice(device=0)
 
-    def fail() -> None:
+    def fail(*given: Place) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
         device.behind("decode", fail)
     assert cuda.current == (0, 0, 1)
     assert device._last["decode"][1].at_us == cuda.clock_us  # type: ignore[index]
-
-
-def test_a_launch_that_raises_leaves_the_stream(monkeypatch: pytest.MonkeyPatch):
-    cuda = FakeCuda(monkeypatch)
-    device = CudaDevice(device=0)
-
-    def fail(place: Place) -> None:
-        raise ValueError("no")
-
     with pytest.raises(ValueError, match="no"):
         device.launch("prefill", Place.whole(132), Work("x", fail))
     assert cuda.current == (0, 0, 1)

@@ -17,17 +17,12 @@ from smkern.errors import ArgumentError, ConfigError
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, ModelConfig, Weights, quantize
 from tests.models.fp8_checkpoints import CONFIGS, SIZES, write
-from tests.models.generation import greedy, random_prompts, tiny
+from tests.models.generation import greedy, make_llm, random_prompts, tiny
 from tests.models.peers import hf_config
 
 FP8 = torch.float8_e4m3fn
 WIDE = {"hidden_size": 128, "intermediate_size": 128}
 PROMPTS = random_prompts([9, 30, 14])
-
-
-def _llm(model: Any, **options: Any) -> LLM:
-    given = {"device": "cpu", "num_pages": 64, "max_batch": 8, "seed": 3}
-    return LLM(model, **given | options)
 
 
 def _tokens(llm: LLM) -> list[tuple[int, ...]]:
@@ -37,22 +32,22 @@ def _tokens(llm: LLM) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("kind", ["fp8-block", "fp8-channel", "fp8-tensor"])
 def test_random_weights_in_fp8(kind: Any):
     config = tiny(**WIDE)
-    llm = _llm(config, dtype=kind)
+    llm = make_llm(config, dtype=kind)
     weights = Weights.random(config, 3, dtype=kind)
     assert llm.config == weights.config
-    assert _tokens(llm) == _tokens(_llm(weights.config, weights=weights))
-    assert _tokens(llm) != _tokens(_llm(config, seed=4, dtype=kind))
+    assert _tokens(llm) == _tokens(make_llm(weights.config, weights=weights))
+    assert _tokens(llm) != _tokens(make_llm(config, seed=4, dtype=kind))
 
 
 @pytest.mark.parametrize("kind", ["blocks", "static channels"])
 def test_a_folder_in_fp8(tmp_path: Path, kind: str):
     write(tmp_path, kind)
-    llm = _llm(tmp_path)
+    llm = make_llm(tmp_path)
     assert llm.config.quantization == CONFIGS[kind][1]
     weights = Weights.load(tmp_path)
-    assert _tokens(llm) == _tokens(_llm(weights.config, weights=weights))
+    assert _tokens(llm) == _tokens(make_llm(weights.config, weights=weights))
     with pytest.raises(ConfigError, match="dtype='fp8-tensor' of a checkpoint that is 'fp8-"):
-        _llm(tmp_path, dtype="fp8-tensor")
+        make_llm(tmp_path, dtype="fp8-tensor")
 
 
 def test_a_folder_is_quantized_when_it_is_loaded(tmp_path: Path):
@@ -61,7 +56,7 @@ def test_a_folder_is_quantized_when_it_is_loaded(tmp_path: Path):
     plain = Weights.random(ModelConfig.from_hf(config), 5)
     named = {name: x.clone() for name, x in plain.named().items()}
     save_file(named, tmp_path / "model.safetensors")
-    llm = _llm(tmp_path, dtype="fp8-block")
+    llm = make_llm(tmp_path, dtype="fp8-block")
     for got, want in zip(
         llm.decoder.weights.tensors(), quantize(plain, "fp8-block").tensors(), strict=True
     ):
@@ -71,7 +66,7 @@ def test_a_folder_is_quantized_when_it_is_loaded(tmp_path: Path):
 
 def test_a_pool_in_fp8():
     config = tiny(**WIDE, dtype=torch.bfloat16)
-    llm, wide = _llm(config, kv_dtype=FP8), _llm(config)
+    llm, wide = make_llm(config, kv_dtype=FP8), make_llm(config)
     assert llm.pool.sizes.page_bytes * 2 == wide.pool.sizes.page_bytes
     assert [len(tokens) for tokens in _tokens(llm)] == [12, 12, 12]
 
@@ -101,11 +96,11 @@ def test_tokens_served_in_fp8_depend_on_the_request_alone(kind: Any):
 
 def test_dtypes_that_are_not_served():
     with pytest.raises(ArgumentError, match=r"dtype='fp8': pass a torch.dtype, one of"):
-        _llm(tiny(), dtype="fp8")
+        make_llm(tiny(), dtype="fp8")
     with pytest.raises(ArgumentError, match=r"pass a torch\.dtype, one of"):
-        _llm(tiny(), dtype=np.zeros(2))
+        make_llm(tiny(), dtype=np.zeros(2))
     with pytest.raises(ConfigError, match="hidden_size=64 with quantization 'fp8-block'"):
-        _llm(tiny(), dtype="fp8-block")
+        make_llm(tiny(), dtype="fp8-block")
     for dtype in (torch.float16, "fp8"):
         with pytest.raises(ArgumentError, match=r"kv_dtype=.* of a model in torch.float32: pass"):
-            _llm(tiny(), kv_dtype=dtype)
+            make_llm(tiny(), kv_dtype=dtype)

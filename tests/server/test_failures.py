@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from multiprocessing import Pipe
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 
+from smkern.errors import ConfigError
+from smkern.server.engine import serve_connection
+from smkern.server.messages import Failed, Fault
 from tests.models.generation import Letters
 from tests.server.serving import (
     NAME,
@@ -103,13 +108,6 @@ def test_a_client_that_hangs_up_before_the_first_token_costs_nothing_more() -> N
 
 
 def test_an_engine_that_cannot_begin_says_why() -> None:
-    from contextlib import contextmanager
-    from multiprocessing import Pipe
-
-    from smkern.errors import ConfigError
-    from smkern.server.engine import serve_connection
-    from smkern.server.messages import Failed, Fault
-
     @contextmanager
     def broken() -> Any:
         raise ConfigError("no such model")

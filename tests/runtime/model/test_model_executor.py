@@ -257,20 +257,11 @@ def test_rows_that_end_on_the_device(prompts: list[list[int]], alone: list[list[
     first, second = run.requests
     first.stop_token_ids = frozenset({alone[0][3]})
     run.prefill([run.chunk(first), run.chunk(second)])
-    draws = [draw for work, draw in _launched(run, [first, second], NEW - 1)]
-    for draw in draws:
-        run.take(draw)
+    run.decode([first, second], NEW - 1)
     until = alone[0].index(alone[0][3]) + 1
     assert run.drawn[first][:until] == alone[0][:until]
     assert set(run.drawn[first][until:]) == {0}
     assert run.drawn[second] == alone[1]
-
-
-def _launched(run: Run, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
-    works = run.executor.decode(requests, steps)
-    for work, draw in works:
-        run.launch("decode", work, draw)
-    return works
 
 
 def test_what_cannot_be(prompts: list[list[int]]):

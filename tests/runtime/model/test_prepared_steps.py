@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -121,7 +121,7 @@ class Rig:
             self.executor.prepare_next(requests, ahead)
         return notes
 
-    def extend(self, requests: tuple[Request, ...], steps: int) -> None:
+    def extend(self, requests: Sequence[Request], steps: int) -> None:
         for request in requests:
             self.pool.extend(request, min(len(request.ids) + steps, request.max_tokens_held))
 
@@ -135,12 +135,19 @@ class Rig:
         assert reads.num_bytes == len(reads._free) * reads._width * 4
 
 
+def decoding(count: int) -> tuple[Rig, list[Request]]:
+    """A rig of which so many requests have their first token."""
+    rig = Rig()
+    some = rig.requests[:count]
+    rig.prefill(*some[:2])
+    if some[2:]:
+        rig.prefill(*some[2:])
+    return rig, some
+
+
 def test_rows_hear_of_pages_behind_the_step_before(alone: list[list[int]]):
     """Once, and nothing is sent between a step and the next."""
-    rig = Rig()
-    some = rig.requests[:3]
-    rig.prefill(*some[:2])
-    rig.prefill(some[2])
+    rig, some = decoding(3)
     assert rig.decode(*some) == ["rows", "step"]
     early = 0
     while len(some[0].ids) < some[0].prompt_len + NEW:
@@ -155,11 +162,9 @@ def test_rows_hear_of_pages_behind_the_step_before(alone: list[list[int]]):
 
 def test_a_device_that_runs_nothing_behind_launches(alone: list[list[int]]):
     """Then the next step sends."""
-    rig = Rig()
-    some = rig.requests[:2]
+    rig, some = decoding(2)
     patch = partial(Device.behind, rig.executor.device)  # what a device has by default
     rig.executor.device.behind = patch  # type: ignore[method-assign]
-    rig.prefill(*some)
     notes = [rig.decode(*some) for _ in range(8)]
     assert notes == 8 * [["rows", "step"]]
     rig.finish(alone, some)
@@ -168,17 +173,14 @@ def test_a_device_that_runs_nothing_behind_launches(alone: list[list[int]]):
 def test_the_next_step_sends_what_could_not_be_sent_early(alone: list[list[int]]):
     """Also where another update has come in between."""
     draw = Random(3)
-    rig = Rig()
-    some = rig.requests[:3]
-    rig.prefill(*some[:2])
-    rig.prefill(some[2])
+    rig, some = decoding(3)
     late = 0
     for index in range(12):
         rig.fails = lambda: False
         who = some if index % 5 else some[:2]
         notes = rig.decode(*who, ahead=None)
         late += "rows" in notes
-        rig.extend(tuple(who), 1)
+        rig.extend(who, 1)
         fails = draw.random() < 0.6
         rig.fails = lambda fails=fails: fails  # type: ignore[misc]
         rig.executor.prepare_next(who, 1)
@@ -222,20 +224,20 @@ def other_order(rig: Rig, some: list[Request]) -> list[Request]:
 
 def mixed(rig: Rig, some: list[Request]) -> list[Request]:
     chunk = PrefillChunk(rig.requests[3], 0, rig.requests[3].prompt_len, True)
-    rig.extend(tuple(some), 1)
+    rig.extend(some, 1)
     rig.launch([rig.executor.mixed([chunk], some)])
     return [*some, rig.requests[3]]
 
 
 def mixed_with_a_chunk(rig: Rig, some: list[Request]) -> list[Request]:
     """A step of the same requests that was not prepared."""
-    rig.extend(tuple(some), 1)
+    rig.extend(some, 1)
     rig.launch([rig.executor.mixed([PrefillChunk(rig.requests[3], 0, 2, False)], some)])
     return some
 
 
 def mixed_without_one(rig: Rig, some: list[Request]) -> list[Request]:
-    rig.extend(tuple(some), 1)
+    rig.extend(some, 1)
     rig.launch([rig.executor.mixed([PrefillChunk(rig.requests[3], 0, 2, False)], some[1:])])
     return some
 
@@ -267,14 +269,11 @@ CHANGES = [
 def test_what_comes_between(change: Any, fails: bool, steps: int, alone: list[list[int]]):
     """Whatever was prepared and sent early: the tokens are those of each alone."""
     for before in (0, 2):
-        rig = Rig()
-        some = rig.requests[:3]
-        rig.prefill(*some[:2])
-        rig.prefill(some[2])
+        rig, some = decoding(3)
         for _ in range(before):
             rig.decode(*some)
         rig.decode(*some, ahead=None)
-        rig.extend(tuple(some), steps)
+        rig.extend(some, steps)
         rig.fails = lambda: fails
         rig.executor.prepare_next(some, steps)
         rig.fails = lambda: False
@@ -284,9 +283,7 @@ def test_what_comes_between(change: Any, fails: bool, steps: int, alone: list[li
 
 
 def test_other_steps_are_prepared_anew(alone: list[list[int]]):
-    rig = Rig()
-    some = tuple(rig.requests[:2])
-    rig.prefill(*some)
+    rig, some = decoding(2)
     rig.decode(*some, ahead=3)
     prepared = rig.executor._prepared
     assert prepared is not None
@@ -295,14 +292,12 @@ def test_other_steps_are_prepared_anew(alone: list[list[int]]):
     assert asked is not prepared.works
     assert [work.size for work, _ in asked] == [work.size for work, _ in prepared.works][:2]
     rig.launch(asked)
-    rig.finish(alone, list(some))
+    rig.finish(alone, some)
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_any_sequence_of_requests_gets_them(kind: Any):
-    rig = Rig()
-    some = rig.requests[:2]
-    rig.prefill(*some)
+    rig, some = decoding(2)
     rig.decode(*some, ahead=2)
     prepared = rig.executor._prepared
     assert prepared is not None

@@ -58,10 +58,11 @@ class Bench:
         return self.lanes.drain()
 
 
-def accept(draw: Draw) -> None:
-    for request, token in zip(draw.requests, draw.read(), strict=True):
-        if request.finish_reason is None:
-            request.accept(token)
+def accept(*draws: Draw) -> None:
+    for draw in draws:
+        for request, token in zip(draw.requests, draw.read(), strict=True):
+            if request.finish_reason is None:
+                request.accept(token)
 
 
 def test_every_schedule_draws_the_same_tokens() -> None:
@@ -72,8 +73,7 @@ def test_every_schedule_draws_the_same_tokens() -> None:
     accept(draw)
     draws = bench.decode(one, other, steps=7)
     bench.over()
-    for draw in draws:
-        accept(draw)
+    accept(*draws)
     for request in (one, other):
         assert request.finish_reason == "length"
         assert request.ids[request.prompt_len :] == bench.executor.completion(request)
@@ -96,8 +96,7 @@ def test_chunks_of_mixed_steps_draw_the_same_tokens_before_the_host_read_any() -
         else:
             draws += bench.decode(*rows, steps=6)
     bench.over()
-    for draw in draws:
-        accept(draw)
+    accept(*draws)
     assert one.ids[40:] == bench.executor.completion(one)
     assert other.ids[50:] == bench.executor.completion(other)[:7]
 
@@ -134,8 +133,7 @@ def test_work_that_is_dropped_changes_nothing() -> None:
     bench.executor.decode([request], 4)
     draws = bench.decode(request, steps=7)
     bench.over()
-    for draw in draws:
-        accept(draw)
+    accept(*draws)
     assert request.ids[20:] == bench.executor.completion(request)
 
 
@@ -148,8 +146,7 @@ def test_a_request_with_its_pages_kept_goes_on_with_the_tokens_of_the_host() -> 
     bench.executor.forget(request)
     draws = bench.decode(request, steps=2)
     bench.over()
-    for draw in draws:
-        accept(draw)
+    accept(*draws)
     assert request.ids[20:] == bench.executor.completion(request)
 
 
