@@ -80,10 +80,4 @@ def test_closing_at_any_time_gives_everything_back(seed: int) -> None:
         for _ in range(draw.randint(0, 12)):
             if not world.step():
                 world.wait(draw.choice([3.0, 40.0]))
-    world.mux.close()
-    assert all(handle.done for handle in world.handles)
-    while world.executor.pool.poll():
-        world.wait(100.0)
-    assert world.executor.pool.requests == ()
-    assert not world.executor.hazards
-    assert not world.watch.violations
+    world.close()

@@ -169,11 +169,16 @@ def test_the_invariant_mode_finds_no_prefixes_again() -> None:
         World(batch_invariant=True, reuse=True)
 
 
-def test_a_request_that_begins_anew_emits_nothing_twice() -> None:
-    world = World(
+def short_of_pages() -> World:
+    """Whose requests begin anew, and get the same tokens."""
+    return World(
         StaticSplit(48, steps=3), batch_invariant=True, num_pages=16, page_size=4,
         end_probability=0.0,
     )  # fmt: skip
+
+
+def test_a_request_that_begins_anew_emits_nothing_twice() -> None:
+    world = short_of_pages()
     handles = [world.submit([id_] * 10, 30) for id_ in range(3)]
     world.finish()
     assert world.mux.stats().preemptions
@@ -182,10 +187,7 @@ def test_a_request_that_begins_anew_emits_nothing_twice() -> None:
 
 def test_a_model_that_draws_another_token_again_is_named() -> None:
     """The mode was promised, and the model does not keep it."""
-    world = World(
-        StaticSplit(48, steps=3), batch_invariant=True, num_pages=16, page_size=4,
-        end_probability=0.0,
-    )  # fmt: skip
+    world = short_of_pages()
     source = world.executor._source
     original, began = source.token, set()
 

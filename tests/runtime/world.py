@@ -164,6 +164,13 @@ class World:
             self._enter(output)
         self.check_end()
 
+    def close(self) -> None:
+        """Close the runtime: who has not ended is cancelled, and nothing is left."""
+        self.mux.close()
+        for handle in self.handles:
+            self.ended.setdefault(handle.id, "cancelled")
+        self.check_end()
+
     def check(self) -> None:
         """What must hold at any time."""
         assert not self.watch.violations, self.watch.violations[0]
