@@ -270,7 +270,7 @@ class Multiplexer:
         try:
             until_us = earliest(self._future.next_us, self._scheduler.again_us)
             is_blocked = until_us is None and not self._launcher.in_flight
-            if (is_blocked and not self._requests) or not self.timeline.settle_for():
+            if (is_blocked and not self._requests) or not self.timeline.settle_briefly():
                 return
             if is_blocked:
                 until_us = self._lanes.device.now_us() + BLOCKED_US

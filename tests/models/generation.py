@@ -43,10 +43,10 @@ def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
 
 
 def one_at_a_time(
-    config: ModelConfig, prompts: list[list[int]], params: list[SamplingParams], seed: int = 3
+    config: ModelConfig, prompts: list[list[int]], params: list[SamplingParams]
 ) -> list[tuple[int, ...]]:
     """The tokens of each prompt by itself."""
-    alone = Alone(Decoder(config, Weights.random(config, seed)), config.max_position)
+    alone = Alone(Decoder(config, Weights.random(config, 3)), config.max_position)
     return [tuple(alone.generate(*asked)) for asked in zip(prompts, params, strict=True)]
 
 

@@ -64,7 +64,6 @@ class RandomPolicy:
 
     Args:
         seed: Seed of the draws.
-        steps: Decode steps to look ahead, at most.
         idle: How often it decides to do less than it could.
         preempt: How often a running batch is preempted where it may be.
         stay: How often it stays on the rung that it has.
@@ -76,7 +75,6 @@ class RandomPolicy:
         self,
         seed: int,
         *,
-        steps: int = 8,
         idle: float = 0.15,
         preempt: float = 0.3,
         stay: float = 0.6,
@@ -84,7 +82,6 @@ class RandomPolicy:
         again: float = 0.0,
     ) -> None:
         self._random = Random(seed)
-        self._steps = steps
         self._idle = idle
         self._preempt = preempt
         self._stay = stay
@@ -117,7 +114,7 @@ class RandomPolicy:
             prefill=ids,
             chunk_tokens=self._chunk(snapshot),
             layers=self._layers(snapshot, bool(ids)),
-            steps=draw.randint(1, self._steps),
+            steps=draw.randint(1, 8),
             join="gang" if self._rests() else "polled",
             preempt=preempt and bool(ids),
             pause_decode=self._rests(),

@@ -14,7 +14,6 @@ from smkern.bench.runtime.cases import (
     SOAK_LEAKS,
     SOAK_MINUTES,
     Cell,
-    RuntimePlan,
 )
 from smkern.bench.runtime.rows import renew, summarize
 from smkern.measure.provenance import collect_meta
@@ -24,10 +23,10 @@ from tests.runtime.soak import Soak
 (PLAN,) = (plan for plan in PLANS if plan.model == "qwen3-8b")
 
 
-def token_cell(wanted: Equality, verdict: Verdict, plan: RuntimePlan = PLAN) -> Cell:
+def token_cell(wanted: Equality, verdict: Verdict) -> Cell:
     """`token_mismatches`: tokens that differ from those of each request alone."""
     value = verdict.mismatches + len(verdict.failed)
-    cell = plan.cell(MISMATCHES, OURS, value, "tokens", **wanted.about)
+    cell = PLAN.cell(MISMATCHES, OURS, value, "tokens", **wanted.about)
     cell |= {"tokens": verdict.tokens, "failed": verdict.failed[:4]}
     cell |= {"seconds": round(verdict.seconds, 1)}
     if wanted.is_fast:
@@ -40,7 +39,7 @@ def token_cell(wanted: Equality, verdict: Verdict, plan: RuntimePlan = PLAN) -> 
     }
 
 
-def soak_cells(state: Soak, layers: int, plan: RuntimePlan = PLAN) -> list[Cell]:
+def soak_cells(state: Soak, layers: int) -> list[Cell]:
     """`soak_minutes` and `soak_leaks`; None leaks: no segment was long enough to tell."""
     segments = state.segments
     counts = ("requests", "tokens", "cancelled", "preemptions", "switches")
@@ -54,8 +53,8 @@ def soak_cells(state: Soak, layers: int, plan: RuntimePlan = PLAN) -> list[Cell]
     leaks = state.leaks
     is_known = leaks or any(segment.is_judged for segment in segments)
     return [
-        plan.cell(SOAK_MINUTES, OURS, round(state.minutes, 2), "minutes") | about,
-        plan.cell(SOAK_LEAKS, OURS, len(leaks) if is_known else None, "leaks")
+        PLAN.cell(SOAK_MINUTES, OURS, round(state.minutes, 2), "minutes") | about,
+        PLAN.cell(SOAK_LEAKS, OURS, len(leaks) if is_known else None, "leaks")
         | about
         | {"leaks": leaks[:8]},
     ]

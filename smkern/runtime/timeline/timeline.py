@@ -173,9 +173,9 @@ class Timeline:
             handle(*record)
         return len(log)
 
-    def settle_for(self, seconds: float = SETTLE_S) -> bool:
-        """Put records in order for about so long, between two polls; whether none is left."""
-        end_s = perf_counter() + seconds
+    def settle_briefly(self) -> bool:
+        """Put records in order for some `SETTLE_S`, between two polls; whether none is left."""
+        end_s = perf_counter() + SETTLE_S
         while self.settle(1):
             if perf_counter() > end_s:
                 return False
@@ -320,7 +320,7 @@ class _Off(Timeline):
     ) -> None:  # fmt: skip
         pass
 
-    def settle_for(self, seconds: float = SETTLE_S) -> bool:
+    def settle_briefly(self) -> bool:
         return True
 
     def abandoned(self, tickets: Iterable[Ticket]) -> None:

@@ -48,13 +48,13 @@ class FakeMixed(MixedGraph):
 class FakeCache(GraphCache):
     """Captures nothing, a MiB each."""
 
-    def __init__(self, limit_bytes: int = 100 * MIB, rows: int = 32) -> None:
+    def __init__(self, limit_bytes: int = 100 * MIB) -> None:
         config = tiny(max_position=MAX_CONTEXT)
         decoder = Decoder(config, Weights.random(config, 3))
         pool = pool_of(config, 8)
         super().__init__(
             decoder,
-            RowState.make(max_running=rows, max_prefill=2, max_pages=4, device="cpu"),
+            RowState.make(max_running=32, max_prefill=2, max_pages=4, device="cpu"),
             [pool.layer(i) for i in range(config.num_layers)],
             partition=lambda place: None,
             synchronize=lambda: None,
