@@ -11,11 +11,10 @@ from smkern.errors import ArgumentError, OutOfPagesError
 from smkern.kv.check import check_pool
 from smkern.kv.held import PoolUsage, RequestPages
 from smkern.kv.pages import PageStates
-from smkern.kv.prefix import BlockChain, Event, PrefixIndex, block_digest
+from smkern.kv.prefix import BlockChain, Chain, Event, PrefixIndex, block_digest
 from smkern.kv.virtual import VirtualChain, VirtualTokens
 from smkern.limits import as_flag, as_int
 
-Chain = BlockChain | VirtualChain
 Tokens = Sequence[int] | VirtualTokens | Chain
 
 

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from smkern.errors import ArgumentError
+from smkern.kv.virtual import VirtualChain
 
 
 class Event(Protocol):
@@ -76,12 +77,8 @@ class BlockChain:
         return digests[index]
 
 
-class Names(Protocol):
-    """The names of a prompt's full blocks."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
+Chain = BlockChain | VirtualChain
+"""The names of a prompt's full blocks."""
 
 
 class PrefixIndex:
@@ -129,7 +126,7 @@ class PrefixIndex:
         self._digest_of.clear()
         self._written.clear()
 
-    def match(self, chain: Names, max_blocks: int) -> list[int]:
+    def match(self, chain: Chain, max_blocks: int) -> list[int]:
         """The pages of the longest known prefix whose keys and values are written."""
         pages: list[int] = []
         page_of, unwritten = self._page_of, self._written

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from smkern.errors import DeviceError
 
@@ -27,24 +27,6 @@ class GreenContext:
     handle: Any
     stream: int
     num_sms: int
-
-
-class Driver(Protocol):
-    """The driver calls that the green backend needs."""
-
-    def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]: ...
-
-    def create(self, groups: Sequence[Any]) -> GreenContext: ...
-
-    def create_stream(self) -> int: ...
-
-    def detach(self, context: GreenContext) -> None: ...
-
-    def destroy_stream(self, context: GreenContext) -> None: ...
-
-    def smids(self, stream: int, num_ctas: int) -> list[int]: ...
-
-    def clusters(self, stream: int) -> bool | None: ...
 
 
 class CudaDriver:

@@ -9,7 +9,7 @@ from typing import Any
 
 from smkern.device import Budget, DeviceInfo
 from smkern.errors import PartitionError
-from smkern.partition.driver import IGNORE_COSCHEDULING, Driver, GreenContext
+from smkern.partition.driver import IGNORE_COSCHEDULING, CudaDriver, GreenContext
 from smkern.partition.partition import Origin, Partition
 from smkern.partition.streams import stream_budgets
 
@@ -42,7 +42,7 @@ class Atoms:
         return sum(len(atom.smids) for atom in (*self.ordered, *([self.rest] if self.rest else [])))
 
 
-def probe_atoms(driver: Driver, info: DeviceInfo, atom: int, placement: str) -> Atoms:
+def probe_atoms(driver: CudaDriver, info: DeviceInfo, atom: int, placement: str) -> Atoms:
     """Split the device into atoms, find each one's SMs, and order them.
 
     SM ids go round the GPCs, so taking atoms by their lowest id takes one from each GPC in turn:
@@ -68,7 +68,7 @@ def probe_atoms(driver: Driver, info: DeviceInfo, atom: int, placement: str) -> 
     return Atoms(tuple(atoms), rest[0] if rest else None, atom)
 
 
-def _smids(driver: Driver, groups: Sequence[Any]) -> list[tuple[int, ...]]:
+def _smids(driver: CudaDriver, groups: Sequence[Any]) -> list[tuple[int, ...]]:
     """The SMs of every group, found by running the probe in a few contexts.
 
     Group i is in context b where bit b of i + 1 is set, so the contexts that reach an SM spell its
@@ -90,7 +90,7 @@ def _smids(driver: Driver, groups: Sequence[Any]) -> list[tuple[int, ...]]:
     return [tuple(smids) for smids in found]
 
 
-def _seen(driver: Driver, groups: Sequence[Any]) -> set[int]:
+def _seen(driver: CudaDriver, groups: Sequence[Any]) -> set[int]:
     """The SMs that the probe reaches in a context made of `groups`."""
     context = driver.create(groups)
     try:
@@ -104,14 +104,14 @@ def _seen(driver: Driver, groups: Sequence[Any]) -> set[int]:
         _destroy(driver, context)
 
 
-def _destroy(driver: Driver, context: GreenContext) -> None:
+def _destroy(driver: CudaDriver, context: GreenContext) -> None:
     """Destroy a context, and its stream, that was never handed out."""
     driver.destroy_stream(context)
     driver.detach(context)
 
 
 def make_pair(
-    driver: Driver, atoms: Atoms, decode_sms: int, origin: Origin, info: DeviceInfo
+    driver: CudaDriver, atoms: Atoms, decode_sms: int, origin: Origin, info: DeviceInfo
 ) -> tuple[Partition, Partition]:
     """A partition of the first `decode_sms` SMs in order, and one of exactly the others."""
     count = decode_sms // atoms.size
@@ -127,7 +127,7 @@ def make_pair(
 
 
 def _make(
-    driver: Driver, atoms: Sequence[Atom], requested: int, origin: Origin, info: DeviceInfo
+    driver: CudaDriver, atoms: Sequence[Atom], requested: int, origin: Origin, info: DeviceInfo
 ) -> Partition:
     context = driver.create([atom.group for atom in atoms])
     try:
@@ -138,7 +138,7 @@ def _make(
 
 
 def _wrap(
-    driver: Driver,
+    driver: CudaDriver,
     context: GreenContext,
     atoms: Sequence[Atom],
     requested: int,
@@ -167,7 +167,7 @@ def _wrap(
     )
 
 
-def _clusters(driver: Driver, context: GreenContext, atom: int, info: DeviceInfo) -> bool:
+def _clusters(driver: CudaDriver, context: GreenContext, atom: int, info: DeviceInfo) -> bool:
     """Whether clusters launch: as the driver says, but never on a small side of 2-SM atoms.
 
     cuBLAS's clustered kernels failed on spread partitions of 16 to 48 SMs of an H200, and ran on

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from smkern.errors import SmkernError
 from smkern.kv import Event
-from smkern.kv.page_pool import Chain
+from smkern.kv.prefix import Chain
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Detokenizer
 from smkern.policies import Waiting
