@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from smkern.models import Quantization
+from smkern.models import ModelConfig, Quantization
 from tests.models.peers import hf_config, make_peer
 
 FP8 = torch.float8_e4m3fn
@@ -90,10 +90,20 @@ def is_linear(name: str) -> bool:
     return name.endswith("_proj.weight")
 
 
+def sizes_of(family: str) -> dict[str, int]:
+    """Sizes of whole blocks, those of experts too."""
+    return SIZES | ({"moe_intermediate_size": 128} if family == "qwen3_moe" else {})
+
+
+def config_of(family: str = "qwen3") -> ModelConfig:
+    """A model of these sizes, in fp32."""
+    return ModelConfig.from_hf(hf_config(family, **sizes_of(family))).replace(dtype=torch.float32)
+
+
 def write(folder: Path, kind: str, family: str = "qwen3", **changes: Any) -> dict[str, Tensor]:
     """Write a small checkpoint of one of `CONFIGS`; returns its tensors."""
     written, means = CONFIGS[kind]
-    sizes = SIZES | changes
+    sizes = sizes_of(family) | changes
     torch.manual_seed(11)
     peer = make_peer(family, **sizes)
     how = means.kind.removeprefix("fp8-")

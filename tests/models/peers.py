@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights
@@ -53,6 +55,21 @@ def hf_config(family: str, **changes: Any) -> Any:
     if family == "llama":
         sizes = sizes | {"rope_parameters": LLAMA3}
     return _CLASSES[family](**(sizes | changes))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Change the tensors of a folder's only file."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def assert_same(one: Weights, other: Weights) -> None:
+    """All tensors are equal, in the same dtypes."""
+    for got, want in zip(one.tensors(), other.tensors(), strict=True):
+        assert got.dtype is want.dtype
+        assert torch.equal(got.float(), want.float())  # torch compares no e4m3
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from smkern import ops
 from smkern.models import Decoder, ModelConfig, Weights, quantize
-from tests.models.fp8_checkpoints import CONFIGS, FP8, SIZES, is_linear, write
-from tests.models.peers import Session, hf_config, make_peer, prompts
+from tests.models.fp8_checkpoints import CONFIGS, FP8, SIZES, config_of, is_linear, sizes_of, write
+from tests.models.peers import Session, make_peer, prompts
 
 COUNTS = (37, 12, 80)
 """Tokens of the requests' prompts."""
@@ -105,7 +105,7 @@ def assert_rounded_alike(got: Tensor, want: Tensor) -> None:
 
 def random_weights(family: str, kind: str, **changes: int) -> Weights:
     torch.manual_seed(11)
-    peer = make_peer(family, **(SIZES | changes))
+    peer = make_peer(family, **(sizes_of(family) | changes))
     config = ModelConfig.from_hf(peer.model.config).replace(dtype=torch.float32)
     return quantize(Weights.from_tensors(config, peer.model.state_dict()), kind)  # type: ignore[arg-type]
 
@@ -152,7 +152,7 @@ def distance(got: Tensor, want: Tensor) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounding_errs_as_transformers_does(family: str, kind: str):
     """Against the weights that fp8 stands for, in fp32: e4m3 keeps 4 bits of an input, 8 times."""
-    weights = random_weights(family, kind, **_experts(family))
+    weights = random_weights(family, kind)
     texts = prompts(range(2, 60, 3))
     got, want = (
         Session.make(Decoder(x.config, x), len(texts)).logits(texts)
@@ -165,10 +165,6 @@ def test_rounding_errs_as_transformers_does(family: str, kind: str):
     plain = last_logits(hub_model(weights, family, rounding=False), texts)
     torch.testing.assert_close(plain, want, **TIGHT)
     assert 0.02 < distance(got, want) <= 1.15 * distance(theirs, want)
-
-
-def _experts(family: str) -> dict[str, int]:
-    return {"moe_intermediate_size": 128} if family == "qwen3_moe" else {}
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 64), (2, 1, 128), (4, 4, 64)])
@@ -216,7 +212,7 @@ class TestCacheScales:
 
     @pytest.fixture
     def plain(self) -> Weights:
-        config = ModelConfig.from_hf(hf_config("llama", **SIZES)).replace(dtype=torch.float32)
+        config = config_of("llama")
         weights = Weights.random(config.replace(initializer_range=0.08), 2)
         kv, at = config.kv_size, config.q_size
         for layer, (k, v) in zip(weights.layers, self.SCALES, strict=True):

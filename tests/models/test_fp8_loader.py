@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from smkern.errors import ConfigError, DeviceError, WeightsError
-from smkern.models import ModelConfig, Quantization, Weights, preset, quantize
+from smkern.models import Quantization, Weights, preset, quantize
 from smkern.models.layer_quantizing import check_device
 from tests.gpus import A100, L40S, install
-from tests.models.fp8_checkpoints import CONFIGS, FP8, SIZES, is_linear, quantized, write
-from tests.models.peers import hf_config
+from tests.models.fp8_checkpoints import CONFIGS, FP8, config_of, is_linear, quantized, write
+from tests.models.peers import assert_same, rewrite
 
-FILE = "model.safetensors"
 Q = "model.layers.1.self_attn.q_proj"
 
 
@@ -31,8 +29,7 @@ def _read(weights: Weights, name: str) -> Tensor:
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_what_is_written_is_loaded(tmp_path: Path, kind: str, family: str):
-    moe = {"moe_intermediate_size": 128} if family == "qwen3_moe" else {}
-    tensors = write(tmp_path, kind, family, **moe)
+    tensors = write(tmp_path, kind, family)
     weights = Weights.load(tmp_path)
     assert weights.config.quantization == CONFIGS[kind][1]
     for name, want in tensors.items():
@@ -73,7 +70,7 @@ def _other(folder: Path, kind: str) -> Path:
 
 def test_scales_of_a_cache_without_a_promise(tmp_path: Path):
     """Also of a checkpoint that is not quantized, and by the name that older makers gave them."""
-    config = ModelConfig.from_hf(hf_config("qwen3", **SIZES)).replace(dtype=torch.float32)
+    config = config_of()
     named = Weights.random(config).named()
     for layer in range(2):
         base = f"model.layers.{layer}.self_attn"
@@ -91,7 +88,7 @@ def test_scales_may_be_bf16_and_keep_fp32(tmp_path: Path):
     """Qwen3's are bf16, DeepSeek's fp32; products read fp32."""
     tensors = write(tmp_path, "blocks")
     name = f"{Q}.weight_scale_inv"
-    save_file(tensors | {name: tensors[name].bfloat16()}, tmp_path / FILE)
+    rewrite(tmp_path, lambda t: t.update({name: t[name].bfloat16()}))
     got = Weights.load(tmp_path).named()[name]
     assert got.dtype is torch.float32
     assert torch.equal(got, tensors[name].bfloat16().float())
@@ -111,8 +108,7 @@ def test_tensors_in_memory_are_the_same(tmp_path: Path):
     write(tmp_path, "static channels")
     loaded = Weights.load(tmp_path)
     again = Weights.from_tensors(loaded.config, loaded.named())
-    for got, want in zip(again.tensors(), loaded.tensors(), strict=True):
-        assert torch.equal(got.float(), want.float())
+    assert_same(again, loaded)
     assert again.kv_scales is not None
 
 
@@ -156,25 +152,22 @@ SPOILED = {
 def test_what_does_not_belong_is_named(tmp_path: Path, what: str):
     write(tmp_path, "blocks")
     change, message = SPOILED[what]
-    tensors = load_file(tmp_path / FILE)
-    change(tensors)
-    save_file(tensors, tmp_path / FILE)
+    rewrite(tmp_path, change)
     with pytest.raises(WeightsError, match=message):
         Weights.load(tmp_path)
 
 
 def test_a_promised_scale_of_a_cache_is_missing(tmp_path: Path):
-    tensors = write(tmp_path, "autofp8")
-    kept = {name: x for name, x in tensors.items() if not name.endswith(("k_scale", "v_scale"))}
-    save_file(kept, tmp_path / FILE)
+    write(tmp_path, "autofp8")
+    rewrite(tmp_path, lambda t: [t.pop(x) for x in list(t) if x.endswith(("k_scale", "v_scale"))])
     with pytest.raises(WeightsError, match=r"lacks 4 tensors: .*0\.self_attn\.k_scale"):
         Weights.load(tmp_path)
 
 
 def test_a_scale_a_head_is_refused(tmp_path: Path):
-    tensors = write(tmp_path, "autofp8")
+    write(tmp_path, "autofp8")
     name = "model.layers.0.self_attn.k_scale"
-    save_file(tensors | {name: torch.ones(2)}, tmp_path / FILE)
+    rewrite(tmp_path, lambda t: t.update({name: torch.ones(2)}))
     with pytest.raises(WeightsError, match=rf"{name} .* has shape \[2\]"):
         Weights.load(tmp_path)
 
@@ -192,8 +185,7 @@ def test_fp8_without_a_quantization_config(tmp_path: Path):
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_weights_are_quantized(kind: str, family: str):
     """Projection by projection as checkpoints are, and random ones from the same seed."""
-    moe = {"moe_intermediate_size": 128} if family == "qwen3_moe" else {}
-    config = ModelConfig.from_hf(hf_config(family, **SIZES | moe)).replace(dtype=torch.float32)
+    config = config_of(family)
     plain = Weights.random(config, 4)
     made = quantize(plain, kind)
     assert made.config == config.replace(quantization=Quantization(kind))
@@ -207,14 +199,11 @@ def test_weights_are_quantized(kind: str, family: str):
         got = _read(made, name.replace(".weight", ".weight_scale"))
         assert torch.equal(named[name].float(), values.float()), name
         assert torch.equal(got, scales.expand(got.shape)), name
-    drawn = Weights.random(config, 4, dtype=kind)
-    for got, want in zip(drawn.tensors(), made.tensors(), strict=True):
-        assert torch.equal(got.float(), want.float())
+    assert_same(Weights.random(config, 4, dtype=kind), made)
 
 
 def test_what_cannot_be_quantized_is_named():
-    config = ModelConfig.from_hf(hf_config("qwen3", **SIZES)).replace(dtype=torch.float32)
-    weights = Weights.random(config)
+    weights = Weights.random(config_of())
     with pytest.raises(ConfigError, match="the weights are quantized"):
         quantize(quantize(weights, "fp8-channel"), "fp8-block")
     with pytest.raises(ConfigError, match="kind='int8'"):
@@ -238,8 +227,7 @@ def test_gpus_without_e4m3_are_refused_before_memory_is_taken(monkeypatch: pytes
 
 
 def test_zeros_are_quantized():
-    config = ModelConfig.from_hf(hf_config("qwen3", **SIZES)).replace(dtype=torch.float32)
-    weights = Weights.random(config)
+    weights = Weights.random(config_of())
     weights.layers[0].qkv[:128].zero_()
     layer = quantize(weights, "fp8-block").layers[0]
     assert layer.scales.qkv is not None

@@ -8,24 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from smkern.errors import ConfigError, WeightsError
 from smkern.models import Decoder, ModelConfig, MoeLayer, Weights
-from tests.models.peers import Peer, Session, hf_config, make_peer, prompts
+from tests.models.peers import Peer, Session, assert_same, hf_config, make_peer, prompts, rewrite
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def _same(one: Weights, other: Weights) -> bool:
-    pairs = zip(one.tensors(), other.tensors(), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
-
-
-def _rewrite(folder: Path, change) -> None:
-    tensors = load_file(folder / SINGLE)
-    change(tensors)
-    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
 
 
 def _shard(peer: Peer, folder: Path) -> list[Path]:
@@ -47,14 +35,14 @@ def test_a_folder_gives_the_models_logits(peer: Peer, folder: Path):
 def test_shards_and_a_single_file_are_the_same(peer: Peer, folder: Path, tmp_path: Path):
     shards = tmp_path / "shards"
     _shard(peer, shards)
-    assert _same(Weights.load(folder), Weights.load(shards))
+    assert_same(Weights.load(folder), Weights.load(shards))
 
 
 def test_tensors_of_a_model_in_memory_are_the_same(peer: Peer, folder: Path):
     """transformers 5 holds the experts of a layer in two tensors."""
     loaded = Weights.load(folder)
-    assert _same(loaded, Weights.from_tensors(loaded.config, peer.model.state_dict()))
-    assert _same(loaded, Weights.from_tensors(loaded.config, loaded.named()))
+    assert_same(loaded, Weights.from_tensors(loaded.config, peer.model.state_dict()))
+    assert_same(loaded, Weights.from_tensors(loaded.config, loaded.named()))
 
 
 def test_conversion_is_asked_for(folder: Path):
@@ -79,15 +67,15 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path):
     peer.model.save_pretrained(tmp_path)
     weights = Weights.load(tmp_path)
     assert weights.lm_head is weights.embed
-    _rewrite(tmp_path, lambda t: t.update({"lm_head.weight": torch.zeros(1)}))
-    assert _same(weights, Weights.load(tmp_path))
+    rewrite(tmp_path, lambda t: t.update({"lm_head.weight": torch.zeros(1)}))
+    assert_same(weights, Weights.load(tmp_path))
 
 
 def test_names_that_say_nothing_are_passed_over(folder: Path):
     want = Weights.load(folder)
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    _rewrite(folder, lambda t: t.update({name: torch.zeros(32)}))
-    assert _same(want, Weights.load(folder))
+    rewrite(folder, lambda t: t.update({name: torch.zeros(32)}))
+    assert_same(want, Weights.load(folder))
 
 
 NORM, Q = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
@@ -134,7 +122,7 @@ def test_a_configuration_is_compared_before_memory_is_taken(folder, monkeypatch,
 @pytest.mark.parametrize("what", CHANGES)
 def test_tensors_that_do_not_fit_are_named(folder: Path, what):
     change, message = CHANGES[what]
-    _rewrite(folder, change)
+    rewrite(folder, change)
     with pytest.raises(WeightsError, match=message):
         Weights.load(folder)
 
@@ -188,8 +176,7 @@ class TestShards:
             Weights.load(shards)
 
     def test_an_index_that_promises_what_a_shard_lacks(self, shards: Path):
-        other = max(shards.glob("*.safetensors")).name
-        self._index(shards, lambda m: m.update({"ghost.weight": other}))
+        self._index(shards, lambda m: m.update({"ghost.weight": max(m.values())}))
         with pytest.raises(WeightsError, match=r"promises 1 tensor: ghost\.weight"):
             Weights.load(shards)
 
@@ -198,13 +185,8 @@ class TestShards:
         with pytest.raises(WeightsError, match=rf"hold 1 tensor: {NORM} that"):
             Weights.load(shards)
 
-    def test_an_index_that_leads_out_of_the_folder(self, shards: Path):
-        self._index(shards, lambda m: m.update({NORM: "../secret.safetensors"}))
-        with pytest.raises(WeightsError, match="wanted one of its own folder"):
-            Weights.load(shards)
-
-    @pytest.mark.parametrize("file", [["x"], {}, 5, None])
-    def test_an_index_whose_file_is_no_name(self, shards: Path, file):
+    @pytest.mark.parametrize("file", ["../secret.safetensors", ["x"], {}, 5, None])
+    def test_an_index_that_leads_out_of_the_folder(self, shards: Path, file):
         self._index(shards, lambda m: m.update({NORM: file}))
         with pytest.raises(WeightsError, match="wanted one of its own folder"):
             Weights.load(shards)
@@ -219,8 +201,8 @@ class TestShards:
 def test_random_weights_follow_from_the_seed():
     config = ModelConfig.from_hf(hf_config("qwen3_moe")).replace(initializer_range=0.05)
     one, same, other = (Weights.random(config, seed) for seed in (1, 1, 2))
-    assert _same(one, same)
-    assert not _same(one, other)
+    assert_same(one, same)
+    assert not torch.equal(one.embed, other.embed)
     layer = one.layers[1]
     assert isinstance(layer, MoeLayer)
     assert layer.w_gate_up.float().std().item() == pytest.approx(0.05, rel=0.02)

@@ -18,7 +18,7 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, ModelConfig, Weights, quantize
 from tests.models.fp8_checkpoints import CONFIGS, SIZES, write
 from tests.models.generation import greedy, make_llm, random_prompts, tiny
-from tests.models.peers import hf_config
+from tests.models.peers import assert_same, hf_config
 
 FP8 = torch.float8_e4m3fn
 WIDE = {"hidden_size": 128, "intermediate_size": 128}
@@ -57,10 +57,7 @@ def test_a_folder_is_quantized_when_it_is_loaded(tmp_path: Path):
     named = {name: x.clone() for name, x in plain.named().items()}
     save_file(named, tmp_path / "model.safetensors")
     llm = make_llm(tmp_path, dtype="fp8-block")
-    for got, want in zip(
-        llm.decoder.weights.tensors(), quantize(plain, "fp8-block").tensors(), strict=True
-    ):
-        assert torch.equal(got.float(), want.float())
+    assert_same(llm.decoder.weights, quantize(plain, "fp8-block"))
     assert len(_tokens(llm)) == 3
 
 
