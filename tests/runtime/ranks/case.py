@@ -54,23 +54,19 @@ def executor_of(tp: TensorParallel, max_running: int = 6) -> ModelExecutor:
 
 def served(mux: Multiplexer, count: int) -> list[Any]:
     """Tokens of each request that ended; they are submitted as others end."""
-    handles, left = [], [*enumerate(specs(count))]
-    got = dict.fromkeys(range(count), 0)
-    while left or not mux.is_idle:
-        if left and len(handles) - sum(h.done for h in handles) < 8:
-            _, spec = left.pop(0)
+    handles, asked = [], specs(count)
+    got = [0] * count
+    while len(handles) < count or not mux.is_idle:
+        if len(handles) < count and len(handles) - sum(h.done for h in handles) < 8:
+            spec = asked[len(handles)]
             handles.append(mux.submit(list(spec.prompt), spec.params, priority=spec.priority))
         for output in mux.step():
             if output.error is not None:
                 raise output.error
             got[output.id] += output.token is not None
-            if got[output.id] == specs_cancel(count)[output.id]:
+            if got[output.id] == asked[output.id].cancel_after:
                 mux.cancel(output.id)
     return [None if h.completion is None else list(h.completion.tokens) for h in handles]
-
-
-def specs_cancel(count: int) -> list[int | None]:
-    return [spec.cancel_after for spec in specs(count)]
 
 
 def serve(size: int, count: int, seeds: tuple[int, ...], timeout_s: float) -> Any:
