@@ -11,6 +11,7 @@ import smkern
 from smkern.errors import ArgumentError, OutOfPagesError, PoolCorruptError
 from smkern.kv import KvPool, KvSizes
 from smkern.kv.storage import pages_in_free_memory
+from tests.kv.test_page_pool_states import FakeEvent
 
 SIZES = KvSizes(2, num_kv_heads=2, head_dim=64, dtype=torch.float32)
 
@@ -128,12 +129,6 @@ def test_what_a_request_computes_behind_forgotten_prefixes_is_not_found() -> Non
 
 
 def test_an_event_that_raises_when_it_is_asked_takes_no_page() -> None:
-    class Over:
-        is_over = False
-
-        def query(self) -> bool:
-            return self.is_over
-
     class Failing:
         def query(self) -> bool:
             raise RuntimeError("planted")
@@ -144,17 +139,17 @@ def test_an_event_that_raises_when_it_is_asked_takes_no_page() -> None:
         pool.release("a", Failing())
     assert pool.requests == ("a",)
     pool.check()
-    first, second = Over(), Over()
+    first, second = FakeEvent(), FakeEvent()
     pool.allocate("b", [2] * 40)
     pool.release("a", first)
     pool.release("b", second)
-    first.is_over = True
+    first.done = True
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Over, "query", lambda x: x is first or Failing().query())
+        patched.setattr(FakeEvent, "query", lambda x: x is first or Failing().query())
         with pytest.raises(RuntimeError, match="planted"):
             pool.poll()
     pool.check()
-    second.is_over = True
+    second.done = True
     assert pool.poll() == 0
     assert pool.usage.free == 8
     pool.check()
