@@ -68,7 +68,7 @@ def _other(folder: Path, kind: str) -> Path:
     return folder / kind
 
 
-def test_scales_of_a_cache_without_a_promise(tmp_path: Path):
+def test_scales_of_a_cache_without_a_promise():
     """Also of a checkpoint that is not quantized, and by the name that older makers gave them."""
     config = config_of()
     named = Weights.random(config).named()

@@ -150,7 +150,7 @@ def test_without_transformers_only_text_needs_it(peer, folder, monkeypatch) -> N
         llm.generate("w5")
 
 
-def test_a_folder_without_a_tokenizer_is_named(peer: Peer, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_named(folder: Path, tmp_path: Path) -> None:
     llm = LLM(folder, device="cpu", num_pages=16)
     with pytest.raises(RequestError, match="there is no tokenizer: pass token ids"):
         llm.generate("text")
