@@ -30,9 +30,9 @@ from smkern.bench.suite import (
     suite_command,
 )
 from smkern.device import device_info
+from smkern.latency.model_gemms import problems_of
 from smkern.measure.busy import Turns, measure
 from smkern.measure.compiling import compile_configs, dispatcher_of, settled_problem
-from smkern.measure.forwards import problems_of
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.launches import ModelLaunches
 from smkern.measure.options import IntList

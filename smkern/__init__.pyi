@@ -8,7 +8,7 @@ from smkern import runtime as runtime
 from smkern.device import DeviceInfo as DeviceInfo
 from smkern.device import device_info as device_info
 from smkern.kernels import counters as counters
-from smkern.measure.predictor import predictor_for as predictor_for
+from smkern.latency.nearest import predictor_for as predictor_for
 from smkern.ops import AppendCalls as AppendCalls
 from smkern.ops import AttentionCalls as AttentionCalls
 from smkern.ops import Fp8Calls as Fp8Calls

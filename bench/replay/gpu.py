@@ -15,7 +15,7 @@ from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.replay.cases import sizes_of
 from smkern.bench.runtime.workload import PAGE_SIZE, frozen, open_executor
 from smkern.bench.runtime.workload import Sizes as ExecutorSizes
-from smkern.measure.predictor import predictor_for
+from smkern.latency.nearest import predictor_for
 from smkern.replay import Served, Sizes, Trace
 from smkern.replay.prompts import token_ids
 from smkern.replay.run import TokenTimes

@@ -18,9 +18,9 @@ from smkern.bench.runtime.watch import Watched, Workload
 from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
 from smkern.bench.suite import known_names
 from smkern.device import device_info
+from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
 from smkern.measure.forwards import compile_forwards
-from smkern.measure.predictor import predictor_for
 from smkern.measure.sm_clock import Clock, clock_on
 from smkern.models import Weights
 from smkern.policies import POLICIES, Chunked, Policy, StaticSplit

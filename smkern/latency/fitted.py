@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from smkern.device import gpu_folder
-from smkern.errors import ArgumentError, TableError
+from smkern.errors import ArgumentError
 from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.models import MODELS, models_with
 from smkern.latency.predictor import Predictor
 from smkern.latency.profile_file import read_profile
 from smkern.latency.sample import Sample, samples_of
 from smkern.latency.sizes import ModelSizes
-from smkern.latency.table import gemms_in, read_timings, shipped, shipped_path
+from smkern.latency.table import find_shipped, gemms_in, read_timings
 from smkern.limits import as_path
 from smkern.profile import DEFAULT, Profile, load_profile
 
@@ -76,11 +76,4 @@ def load_model(name: str, model: str = "qwen3-8b", gpu: str | None = None) -> Pr
         >>> bullet.alone_us(step, 16) > 1.5 * bullet.alone_us(step, 132)
         True
     """
-    gpu = gpu or DEFAULT
-    path = shipped_path(model, gpu)
-    if not path.exists():
-        raise TableError(
-            f"no timings of {model!r} on {gpu!r}; there are {shipped(gpu)}. Measure your own with "
-            "smkern profile --model, and give its file to read_model"
-        )
-    return read_model(name, path)
+    return read_model(name, find_shipped(model, gpu or DEFAULT))

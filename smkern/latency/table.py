@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smkern.device import gpu_folder
-from smkern.errors import TableError
+from smkern.errors import ArgumentError, TableError
 from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Chunk, Kind, Size
@@ -97,6 +97,26 @@ def shipped_path(model: str, gpu: str) -> Path:
 def shipped(gpu: str) -> list[str]:
     """Models with timings on a GPU."""
     return sorted(path.stem for path in (SHIPPED / gpu_folder(gpu)).glob("*.json"))
+
+
+def find_shipped(model: str, gpu: str) -> Path:
+    """The file of a model's timings on a GPU that the package has.
+
+    Raises:
+        ArgumentError: a name that is none.
+        TableError: the package has no timings of that model there.
+    """
+    for name, value in (("model", model), ("gpu", gpu)):
+        if not isinstance(value, str):
+            raise ArgumentError(f"{name}={value!r}: pass a name")
+    path = shipped_path(model, gpu)
+    if not path.exists():
+        raise TableError(
+            f"no timings of {model!r} on {gpu!r}; there are {shipped(gpu)}. Measure with "
+            "smkern profile --model and give its file to read_model, or have them told from the "
+            "nearest: smkern.predictor_for(model)"
+        )
+    return path
 
 
 def read_timings(path: Path) -> tuple[Cells[Timing, float], ModelSizes]:

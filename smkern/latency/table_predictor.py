@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.stamp import kernels_hash
 from smkern.latency.step_times import StepTimes
-from smkern.latency.table import Kind, Timing, gemms_in, read_timings, shipped, shipped_path
+from smkern.latency.table import Kind, Timing, find_shipped, gemms_in, read_timings
 from smkern.latency.work import Size
 from smkern.limits import as_path, shown
 from smkern.profile import DEFAULT, Profile, load_profile
@@ -29,8 +28,6 @@ from smkern.profile import DEFAULT, Profile, load_profile
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
 
-FP8 = "-fp8"
-"""What stands behind the names of presets whose linear layers are in fp8."""
 GUARD = 1.13
 """What a step beside prompts may take over what is expected."""
 UNMEASURED_BESIDE = 1.25
@@ -106,8 +103,8 @@ class TablePredictor:
 
     @classmethod
     def load(cls, model: str = "qwen3-8b", gpu: str | None = None) -> TablePredictor:
-        """From the table that smkern ships for a model; of one in fp8 that has none, from the bf16
-        model's and its own rooflines.
+        """From the table that smkern ships for a model; where it ships none, `smkern.predictor_for`
+        tells from the nearest.
 
         Args:
             model: A preset's name, whatever the case.
@@ -118,21 +115,7 @@ class TablePredictor:
             TableError: no table for that model on that GPU.
             ProfileError: no profile of that GPU.
         """
-        gpu = DEFAULT if gpu is None else gpu
-        for name, value in (("model", model), ("gpu", gpu)):
-            if not isinstance(value, str):
-                raise ArgumentError(f"{name}={value!r}: pass a name")
-        path = shipped_path(model, gpu)
-        if not path.exists() and model.lower().endswith(FP8):
-            plain = cls.load(model[: -len(FP8)], gpu)
-            return plain.for_model(replace(plain.sizes, linear_bytes=1))
-        if not path.exists():
-            raise TableError(
-                f"no timings of {model!r} on {gpu!r}; there are {shipped(gpu)}. Measure with "
-                "smkern profile and smkern bench latency-table, or take another model's: "
-                'TablePredictor.load("qwen3-8b").for_model(config)'
-            )
-        return cls.read(path, load_profile(gpu_folder(gpu)))
+        return cls.read(find_shipped(model, DEFAULT if gpu is None else gpu))
 
     @classmethod
     def read(cls, path: Path | str, profile: Profile | None = None) -> TablePredictor:
@@ -174,7 +157,7 @@ class TablePredictor:
         Args:
             config: The model. Of the same sizes, on the same device: this predictor itself.
             profile: The device; None: the same.
-            gemms: Times of the model's GEMMs there, as `smkern.measure.model_gemms` has them. None:
+            gemms: Times of the model's GEMMs there, as `smkern.latency.model_gemms` has them. None:
                 what these took over their rooflines holds for its own.
         """
         sizes, profile = ModelSizes.of(config), profile or self.profile

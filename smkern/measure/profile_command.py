@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smkern.errors import DeviceError
+from smkern.latency.model_gemms import gemm_times
 from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.stamp import kernels_hash
 from smkern.measure.profile_plan import Room, all_rungs, plan
 
 if TYPE_CHECKING:
+    from smkern.latency.gemm_times import GemmTimes
     from smkern.measure.launches import ModelLaunches
     from smkern.measure.profiler import BudgetOf
     from smkern.models import ModelConfig
     from smkern.partition import Ladder
+    from smkern.profile import Profile
 
 PAGE_SIZE = 16
 POOL_TOKENS = 640_000
@@ -143,7 +148,6 @@ def _measure(
 ) -> None:
     import torch
 
-    from smkern.measure.model_gemms import times_beside
     from smkern.measure.profiler import Profiler, compile_cells
     from smkern.measure.sm_clock import clock_on
     from smkern.profile import load_profile
@@ -170,6 +174,13 @@ def _measure(
         click.echo(f"skipped {name:.80}: {why}", err=True)
     click.echo(f"{timed} of {len(cells)} cells in {file.path}, {time.monotonic() - began:.0f} s")
     click.echo(errors_of(file.path))
+
+
+@contextmanager
+def times_beside(config: ModelConfig, profile: Profile) -> Iterator[Callable[[], GemmTimes | None]]:
+    """`gemm_times` in a process of its own, beside what goes on; yields what waits for it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool.submit(gemm_times, config, profile).result
 
 
 def errors_of(path: Path) -> str:

@@ -35,7 +35,7 @@ class SimServer:
     Args:
         model: A preset's name, or a configuration.
         gpu: The GPU's name, as its tables have it: "h200", "h100-80gb-hbm3".
-        predictor: How long launches take. None: the model's table on that GPU, else Qwen3-8B's.
+        predictor: How long launches take. None: the model's table on that GPU, else the nearest.
         sizes: What it holds. None: `sizes_for` the model and the GPU.
         decode_launch_us, prefill_launch_us: Host time of a decode launch and of a layer of prompts.
         spread: Of launches' times around what is predicted; see `Varied`. 0: they take just that.
@@ -45,8 +45,7 @@ class SimServer:
             made.
 
     Raises:
-        ConfigError, TableError: no such model, or nothing that says how long it takes.
-        ProfileError: no such GPU.
+        ConfigError, ProfileError: no such model, or no such GPU.
     """
 
     def __init__(
@@ -60,13 +59,12 @@ class SimServer:
         prefill_launch_us: float = PREFILL_LAUNCH_US,
         spread: float = SPREAD,
     ) -> None:
-        from smkern.latency import TablePredictor
+        from smkern.latency.nearest import predictor_for
         from smkern.models.presets import preset
 
         self.config = preset(model) if isinstance(model, str) else model
         if predictor is None:
-            predictor = TablePredictor.load(model if isinstance(model, str) else "qwen3-8b", gpu)
-            predictor = predictor.for_model(self.config)
+            predictor = predictor_for(self.config, gpu, sms=())
         self.predictor = predictor
         self.sizes = sizes_for(self.config, load_profile(gpu).info) if sizes is None else sizes
         self._launch_us = decode_launch_us, prefill_launch_us

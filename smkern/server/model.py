@@ -15,8 +15,8 @@ import smkern
 from smkern.device import torch_device
 from smkern.kv import KvPool
 from smkern.latency import TablePredictor
+from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
-from smkern.measure.predictor import predictor_for
 from smkern.models import Decoder, ModelCalls, ModelConfig
 from smkern.models.presets import find_model
 from smkern.models.quantization import Kind

@@ -17,7 +17,7 @@ from smkern.bench.model.overlap import forbid_overlap
 from smkern.device import Budget
 from smkern.kernels import driver, gemm_frame
 from smkern.latency.cost import kernels_of
-from smkern.measure.forwards import problems_of
+from smkern.latency.model_gemms import problems_of
 from smkern.measure.timing import Timing
 from smkern.models import Quantization
 from smkern.models.presets import preset

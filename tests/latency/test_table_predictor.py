@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -307,34 +305,16 @@ def test_what_contention_costs_on_an_h200() -> None:
     assert predictor.alone_us(step, 24) < 15_000
 
 
-def test_a_preset_in_fp8_without_a_table() -> None:
-    plain, small = (TablePredictor.load(name) for name in ("qwen3-8b", "Qwen3-8B-FP8"))
-    assert small.sizes == replace(plain.sizes, linear_bytes=1)
-    step = decode(64, 2048)
-    assert small.alone_us(step, 24) < 0.9 * plain.alone_us(step, 24)
-    with pytest.raises(TableError, match="no timings of 'gpt-5'"):
-        TablePredictor.load("gpt-5-fp8")
-
-
 def test_bad_requests() -> None:
     with pytest.raises(ArgumentError, match="no timings"):
         TablePredictor({}, SIZES, PROFILE)
-    with pytest.raises(TableError, match=r"'gpt-5' on 'h200'.*qwen3-8b.*for_model"):
+    with pytest.raises(TableError, match=r"'gpt-5' on 'h200'.*qwen3-8b.*predictor_for"):
         TablePredictor.load("gpt-5")
     with pytest.raises(TableError, match=r"'h900'; there are \[\]"):
         TablePredictor.load("qwen3-8b", "h900")
     with pytest.raises(ProfileError, match=r"num_sms=101 is outside.*take 1 to 100"):
         PREDICTOR.alone_us(decode(1, 1), 101)
     assert set(MODELS) <= set(shipped("NVIDIA H200"))
-
-
-def test_no_torch() -> None:
-    program = (
-        "import sys; from smkern.latency import TablePredictor; import smkern.policies; "
-        "TablePredictor.load(); print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
 
 
 def test_a_guard_is_above_what_is_expected() -> None:

@@ -302,7 +302,7 @@ def profiled(
         "smkern.measure.profile_command.plan": lambda *_, **__: cells,
         "smkern.measure.profile_command.open_launches": lambda *_: nullcontext((launches, None)),
         "smkern.measure.profile_command.errors_of": lambda path: "",
-        "smkern.measure.model_gemms.times_beside": lambda *_: nullcontext(lambda: times),
+        "smkern.measure.profile_command.times_beside": lambda *_: nullcontext(lambda: times),
         "smkern.measure.profiler.Profiler": partial(Profiler, patience=0),
         "smkern.measure.profiler.compile_cells": lambda *_: 0,
         "smkern.measure.sm_clock.clock_on": lambda device: None,

@@ -22,7 +22,7 @@ mux = Multiplexer(executor, policy=policy, log=log, timeline=Timeline.off(132))
 mux.submit(VirtualTokens(900, (1,)), SamplingParams(max_new_tokens=9, ignore_eos=True))
 assert [log.num_tokens(output.id) for output in mux.run()] == [9]
 assert callable(presets)
-assert SimServer("qwen3-8b", predictor=predictor).kv_tokens == 700_000
+assert SimServer("qwen3-8b").kv_tokens == 700_000
 assert "torch" not in sys.modules, sorted(name for name in sys.modules if "smkern" in name)
 assert str(preset("qwen3-8b").dtype) == "torch.bfloat16"
 """

@@ -1,4 +1,4 @@
-"""How long a model's launches take on a GPU, by the nearest latency table that there is."""
+"""How long a model's launches take on a GPU: by its own latency table, else by the nearest."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from smkern.device import gpu_folder
-from smkern.latency import TablePredictor
+from smkern.latency.model_gemms import gemm_times
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import shipped_path
-from smkern.measure.model_gemms import gemm_times
-from smkern.models import ModelConfig
+from smkern.latency.table_predictor import TablePredictor
+from smkern.models.config import ModelConfig
 from smkern.models.presets import preset, presets
 from smkern.profile import load_profile, nearest
 

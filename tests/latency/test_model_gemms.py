@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from smkern.latency.gemm_times import ROWS
-from smkern.measure.model_gemms import gemm_times
+from smkern.latency.model_gemms import gemm_times
 from smkern.models import preset
 from smkern.profile import load_profile
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,12 @@ def test_experts_have_a_table_of_experts(monkeypatch: pytest.MonkeyPatch) -> Non
         found = predictor_for(experts, H100)
     alone = TablePredictor.load("qwen3-30b-a3b", "h200").alone_us(STEP, 132)
     assert alone < found.alone_us(STEP, 132) < 1.5 * alone
+
+
+def test_in_fp8_it_is_told_from_the_same_model_in_bf16() -> None:
+    plain, small = (predictor_for(name, "h200") for name in ("qwen3-8b", "Qwen3-8B-FP8"))
+    assert small.sizes == replace(plain.sizes, linear_bytes=1)
+    assert small.alone_us(STEP, 24) < 0.9 * plain.alone_us(STEP, 24)
 
 
 def test_a_small_model_of_ones_own() -> None:
