@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FIRST = {"chunked": "chunk_tokens", "static_split": "decode_sms"}
 """What a setting without a name is."""
+UNPRICED = ("prefill_first",)
+"""Policies that ask no predictor, whatever they are told."""
 
 
 def parsed(spec: str) -> tuple[str, dict[str, Any]]:
@@ -68,6 +70,16 @@ def policy_named(
         tbt_slo_ms = None
     settings = {"predictor": predictor, "tbt_slo_ms": tbt_slo_ms, "order": order, **given}
     return make(**{key: value for key, value in settings.items() if key in known})
+
+
+def asks_predictor(spec: str) -> bool:
+    """Whether a policy asks how long launches take: making a predictor may take seconds.
+
+    Raises:
+        ArgumentError: as `parsed`.
+    """
+    name, given = parsed(spec)
+    return name not in UNPRICED and "chunk_tokens" not in given
 
 
 def _value(word: str) -> Any:

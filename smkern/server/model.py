@@ -24,7 +24,7 @@ from smkern.models.shard import WHOLE as WHOLE_MODEL
 from smkern.models.weights import with_dtype
 from smkern.policies import Policy
 from smkern.profile import load_profile
-from smkern.replay.named import policy_named
+from smkern.replay.named import asks_predictor, policy_named
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.loading import find_weights, kv_sizes
 from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES
@@ -131,8 +131,8 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
 
 
 def _policy(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Policy:
-    """The policy, with what says how long the model's launches take."""
-    predictor = _predictor(config, options, gpu)
+    """The policy, with what says how long the model's launches take where it asks."""
+    predictor = _predictor(config, options, gpu) if asks_predictor(options.policy) else None
     return policy_named(options.policy, predictor, tbt_slo_ms=options.tbt_ms, order=options.order)
 
 

@@ -7,6 +7,8 @@ from array import array
 import pytest
 
 from smkern.errors import ArgumentError, TraceError
+from smkern.latency import TablePredictor
+from smkern.policies import POLICIES
 from smkern.replay import (
     Arrival,
     Record,
@@ -20,6 +22,8 @@ from smkern.replay import (
     load_trace,
     policy_named,
 )
+from smkern.replay.named import asks_predictor
+from tests.policies.snapshots import moment, waiting
 
 
 @pytest.mark.parametrize("start", [0.02, 1.0, 9.9, 10.0, 10.1, 300.0])
@@ -108,6 +112,17 @@ def test_policies_by_name() -> None:
     ):
         with pytest.raises(ArgumentError, match=words):
             policy_named(spec)
+
+
+def test_what_asks_no_predictor_decides_the_same_without() -> None:
+    unasked = [spec for spec in (*POLICIES, "chunked:256", "chunked:64:steps=3")
+               if not asks_predictor(spec)]  # fmt: skip
+    assert unasked == ["prefill_first", "chunked:256", "chunked:64:steps=3"]
+    predictor = TablePredictor.load("qwen3-8b")
+    now = moment(waiting=waiting(3000, 400), running_kv=(500,) * 10)
+    for spec in unasked:
+        one, other = (policy_named(spec, x, tbt_slo_ms=10.0) for x in (predictor, None))
+        assert one.decide(now) == other.decide(now)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from smkern.errors import ConfigError
+from smkern.errors import ArgumentError, ConfigError
 from smkern.models import Decoder, Quantization
+from smkern.server import model
 from smkern.server.command import command
 from smkern.server.model import EngineOptions, open_runtime
 from tests.models.generation import greedy, random_prompts, tiny
@@ -30,14 +31,25 @@ def test_weights_and_pool_in_fp8(quantization: Any, cache: str, dtype: torch.dty
     with open_runtime(options) as (mux, ready):
         executor: Any = mux._executor
         assert executor.pool.sizes.dtype is dtype
-        model: Decoder = executor._model
+        decoder: Decoder = executor._model
         want = None if quantization is None else Quantization("fp8-block")
-        assert model.config.quantization == want
+        assert decoder.config.quantization == want
         handle = mux.submit(random_prompts([9])[0], greedy(5))
         for _ in mux.run():
             pass
         assert len(handle.tokens) == 5
         assert ready.kv_tokens == 64 * 16
+
+
+def test_gemms_are_priced_only_for_a_policy_that_asks(monkeypatch: pytest.MonkeyPatch):
+    priced: list[Any] = []
+    monkeypatch.setattr(model, "predictor_for", lambda *given, **_: priced.append(given))
+    for policy in ("chunked:64", "prefill_first"):
+        with open_runtime(EngineOptions(tiny(), policy=policy, device="cpu", **SIZES)):
+            assert not priced
+    with pytest.raises(ArgumentError, match="without a predictor"):
+        open_runtime(EngineOptions(tiny(), policy="chunked", device="cpu", **SIZES)).__enter__()
+    assert len(priced) == 1
 
 
 def test_sizes_that_blocks_do_not_divide_are_refused():
