@@ -22,8 +22,9 @@ BATCHES = (64, 1, 16, 128, 32, 256, 8)
 PADDED = (96, 144, 48, 192, 80, 112)
 """Rows of graphs between powers of two, whose GEMMs nobody tuned."""
 CONTEXTS = (2048, 512, 8192, 16384)
-TOKENS = (4096, 256, 1024, 64, 2048, 24, 512, 128, 8192, 640, 192, 384, 1536, 129, 257, 768, 3072)
-SOME_TOKENS = (1024, 256, 4096, 512)
+TOKENS = (64, 192, 512, 129, 2048, 24, 384, 128, 8192, 640, 257, 1536, 768, 3072)
+"""Of prompts on coarse rungs, the stair that chunks under a limit climb first; 256, 512, 1,024 and
+4,096 are timed on all rungs."""
 CACHED = (8192, 2048, 30_000)
 MIXED_TOKENS = (64, 192, 448, 960, 1984, 16, 128, 320, 704, 1472, 256, 512)
 
@@ -158,10 +159,12 @@ def _spread(values: Sequence[int]) -> list[int]:
 
 
 def _decodes(rungs: Sequence[int]) -> Iterator[Cell]:
-    places: list[int | None] = [None, *_spread(rungs)]
-    coarse = [place for place in places if place is None or place in COARSE]
-    for context, batch in product(CONTEXTS[:1], BATCHES[:4]):
-        yield from (Cell(place, (context,) * batch) for place in places)
+    places, coarse = _places(rungs)
+    for batch in BATCHES[:4]:
+        yield from (Cell(place, (CONTEXTS[0],) * batch) for place in places)
+    # two lengths of as many rows tell attention from the rest
+    for batch in (128, 64):
+        yield from (Cell(place, (512,) * batch) for place in coarse)
     yield from (Cell(place, (1000,) * batch) for batch in PADDED for place in places)
     for context, batch in product(CONTEXTS, BATCHES):
         yield from (Cell(place, (context,) * batch) for place in coarse)
@@ -170,29 +173,41 @@ def _decodes(rungs: Sequence[int]) -> Iterator[Cell]:
 
 
 def _prompts(rungs: Sequence[int]) -> Iterator[Cell]:
-    places: list[int | None] = [None, *_spread(rungs)]
-    coarse = [place for place in places if place is None or place in COARSE]
-    for tokens in SOME_TOKENS:
+    places, coarse = _places(rungs)
+    cached = [Chunk(tokens, before) for tokens, before in product((512, 128, 2048), CACHED)]
+    for tokens in (1024, 256):
         yield from (Cell(place, (), (Chunk(tokens),)) for place in places)
+    # mixed forwards run on the whole device
+    yield from (Cell(None, (), (chunk,)) for chunk in cached)
     # a regression per partition needs something cached on each of them
-    yield from (Cell(place, (), (Chunk(512, CACHED[0]),)) for place in places)
-    for tokens, cached in product((512, 128, 2048), CACHED):
-        yield from (Cell(place, (), (Chunk(tokens, cached),)) for place in coarse[::2])
+    for chunk in (Chunk(4096), cached[0]):
+        yield from (Cell(place, (), (chunk,)) for place in places)
     for tokens in TOKENS:
         yield from (Cell(place, (), (Chunk(tokens),)) for place in coarse)
+    yield from (Cell(place, (), (chunk,)) for chunk in cached for place in coarse[::2])
+    yield from (Cell(place, (), (Chunk(512),)) for place in places)
+
+
+def _places(rungs: Sequence[int]) -> tuple[list[int | None], list[int | None]]:
+    """All places, and the coarse ones; the whole device is the first of both."""
+    places: list[int | None] = [None, *_spread(rungs)]
+    return places, [place for place in places if place is None or place in COARSE]
 
 
 def _mixed() -> Iterator[Cell]:
     def cell(tokens: int, batch: int, context: int, cached: int = 0) -> Cell:
         return Cell(None, (context,) * batch, (Chunk(tokens, cached),), mixed=True)
 
-    yield from (cell(tokens, 64, 2048) for tokens in MIXED_TOKENS)
-    for batch, context, tokens in product((16, 128, 256), (1024,), (64, 256, 1024, 512)):
-        yield cell(tokens, batch, context)
+    yield from (cell(tokens, 64, 2048) for tokens in MIXED_TOKENS[:4])
+    # what is left of a forward is told by its decode rows
+    yield from (cell(tokens, batch, 2048) for batch, tokens in product((8, 32), (128, 512)))
+    yield from (cell(256, batch, 1024) for batch in (16, 128, 256))
+    yield from (cell(tokens, 64, 2048) for tokens in MIXED_TOKENS[4:])
+    yield from (cell(64, batch, 1024) for batch in (16, 128, 256))
     for cached, tokens in product((2048, 8192), (128, 448, 1024)):
         yield cell(tokens, 64, 2048, cached)
-    for batch, context, tokens in product((8, 32), (8192, 2048), (128, 512)):
-        yield cell(tokens, batch, context)
+    yield from (cell(tokens, batch, 1024) for tokens, batch in product((1024, 512), (16, 128, 256)))
+    yield from (cell(tokens, batch, 8192) for batch, tokens in product((8, 32), (128, 512)))
 
 
 def _pairs(rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
