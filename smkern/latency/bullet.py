@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from smkern.errors import LatencyError, ProfileError
-from smkern.latency.cost import ELEMENT_BYTES, Load
+from smkern.latency.cost import Load
 from smkern.latency.curve import Curve
 from smkern.latency.roofline import Bound, Roofline
 from smkern.latency.sample import Sample
@@ -38,37 +38,25 @@ class Bullet:
     beside an up-gate product; where no step was measured beside prompts it is the profile's
     bandwidth beside a product, whatever sl; factors are interpolated, and kept beyond the samples,
     not extrapolated; a forward of prompts and decode rows, which Bullet never launches, has factors
-    as prompts, or of its own where some were measured; nothing is refined online.
+    as prompts, or of its own where some were measured; nothing is refined online; all-reduces of
+    GPUs that share a model are a `Ring`'s.
 
     Args:
         samples: Measured launches, alone and beside each other.
         sizes: The model.
         profile: The device.
-        tp: GPUs that share the model: two ring all-reduces a layer over the network.
-        network_tbps: Bandwidth of a GPU to others, TB/s.
-        network_sms: SMs that saturate it.
 
     Raises:
         LatencyError: no sample of a launch alone.
-        ArgumentError: `tp` GPUs cannot share the model evenly.
 
     Source: Bullet section 3.2.
     """
 
-    def __init__(
-        self,
-        samples: Iterable[Sample],
-        sizes: ModelSizes,
-        profile: Profile,
-        *,
-        tp: int = 1,
-        network_tbps: float = 0.45,
-        network_sms: int = 1,
-    ) -> None:
+    def __init__(self, samples: Iterable[Sample], sizes: ModelSizes, profile: Profile) -> None:
         samples = list(samples)
-        self._sizes, self._profile, self._tp = sizes, profile, tp
-        self._scaling = ScalingRates.of(profile, network_tbps=network_tbps, network_sms=network_sms)
-        self._roofline = Roofline(sizes.sharded(tp), profile, rates=self._rates)
+        self._sizes, self._profile = sizes, profile
+        self._scaling = ScalingRates.of(profile)
+        self._roofline = Roofline(sizes, profile, rates=self._rates)
         # Steps of one batch differ by their keys, which attention alone reads.
         self._parts: Callable[[int, int, int, int, float], _Parts]
         self._parts = lru_cache(maxsize=4096)(self._sum_parts)
@@ -130,9 +118,8 @@ class Bullet:
             keys = pairs = size.total_kv
             layers = self._sizes.num_layers
         parts = self._parts(tokens, rows, layers, num_sms, share)
-        us = parts.others_us
-        us += max(parts.activations_us + keys * parts.key_us, pairs * parts.pair_us)
-        return us if self._tp == 1 else us + self._network_us(size, num_sms)
+        attention_us = max(parts.activations_us + keys * parts.key_us, pairs * parts.pair_us)
+        return parts.others_us + attention_us
 
     def _sum_parts(self, tokens: int, rows: int, layers: int, num_sms: int, share: float) -> _Parts:
         others = self._roofline.others(tokens, rows, layers, num_sms)
@@ -140,12 +127,6 @@ class Bullet:
         return _Parts(
             _sum_us(others, share), activations_us / share, one.bytes_us / share, one.flops_us
         )
-
-    def _network_us(self, size: Size, num_sms: int) -> float:
-        layers = self._sizes.num_layers if size.batch else size.layers
-        output = ELEMENT_BYTES * (size.new_tokens + size.batch) * self._sizes.hidden_size
-        sent = 2 * (self._tp - 1) / self._tp * output
-        return 2 * layers * sent / self._scaling.network(num_sms) / 1e6
 
     def _rates(self, num_sms: int) -> tuple[float, float]:
         if not 1 <= num_sms <= self._scaling.num_sms:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from smkern.errors import ArgumentError
 from smkern.latency.cost import ELEMENT_BYTES
 from smkern.latency.formulas import Work, linear
-from smkern.latency.ring import ring_us
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Size
 from smkern.profile import Profile
@@ -25,7 +23,7 @@ class DuetServe:
         linear(n, d_i, d_o): F = 2 n d_i d_o, B = (n d_i + d_i d_o + n d_o) s
         attention, for each request of q new and c cached tokens:
             F = 4 h_q q (q+c) d_h + 2 h_q q (q+c), B = 2 h_q q d_h s + 2 h_kv (q+c) d_h s
-        total = L (sum of max(F / rate(S), B / bandwidth(S)) + 2 all-reduces) + classifier
+        total = L (sum of max(F / rate(S), B / bandwidth(S))) + classifier
 
     Nothing is fitted: rate and bandwidth are the ceilings that the profile has of S SMs, or what
     `rates` says. There is no term for contention. What the text leaves open: QKV is one product of
@@ -36,24 +34,18 @@ class DuetServe:
     - attention computes the causal half of its pairs;
     - keys and values are as wide as their heads (grouped), not as the hidden width;
     - a head's dimension is the model's own, not hidden width / heads;
-    - the classifier reads the last token of each request, not all;
-    - the ring adds (N-1)/N of the numbers, not N (N-1) times as many.
+    - the classifier reads the last token of each request, not all.
 
     Deviations: decode rows count as equally long, which is exact where memory bounds all of them; a
     mixture of experts, which the paper does not have, moves the experts that some token is expected
-    to choose.
+    to choose. All-reduces of GPUs that share a model are a `Ring`'s, and each one's part is that of
+    `ModelSizes.sharded`, `corrected`.
 
     Args:
         sizes: The model.
         profile: The device: bandwidth and FLOP rate by SMs.
         corrected: With the formulas mended.
         rates: TB/s and TFLOP/s of so many SMs, such as `achieved_rates`; None: the profile's.
-        tp: GPUs that share the model.
-        nvlink_tbps: Bandwidth of all links of a GPU in one direction, TB/s.
-        startup_us: Time to start one of a ring's steps, microseconds.
-
-    Raises:
-        ArgumentError: `tp` GPUs cannot share the model evenly.
 
     Source: DuetServe section 4.1.
 
@@ -74,27 +66,16 @@ class DuetServe:
         *,
         corrected: bool = False,
         rates: Callable[[int], tuple[float, float]] | None = None,
-        tp: int = 1,
-        nvlink_tbps: float = 0.45,
-        startup_us: float = 3.0,
     ) -> None:
-        if not nvlink_tbps > 0 or startup_us < 0:
-            raise ArgumentError(
-                f"nvlink_tbps={nvlink_tbps}, startup_us={startup_us}: take a bandwidth above 0 "
-                "and a time of 0 or more"
-            )
         self._corrected = corrected
-        self._tp = tp
-        self._nvlink_tbps = nvlink_tbps
-        self._startup_us = startup_us
         self._num_layers = sizes.num_layers
         self._profile = profile
         self._rates = rates or self._ceilings
-        heads, kv_heads = sizes.q_size // sizes.head_dim, sizes.kv_size // sizes.head_dim
-        self._sizes = sizes.sharded(tp)
+        self._sizes = sizes
         self._masked = 0.5 if corrected else 0.0
-        self._heads, self._kv_heads = heads / tp, max(kv_heads / tp, 1)
-        self._head_dim = sizes.head_dim if corrected else sizes.hidden_size / heads
+        self._heads = sizes.q_size // sizes.head_dim
+        self._kv_heads = sizes.kv_size // sizes.head_dim
+        self._head_dim = sizes.head_dim if corrected else sizes.hidden_size / self._heads
         self._block_us = lru_cache(maxsize=4096)(self._sum_block)
         self._classifier_us = lru_cache(maxsize=4096)(self._price_classifier)
         self._attention_us = lru_cache(maxsize=None)(self._price_attention)
@@ -136,20 +117,6 @@ class DuetServe:
         """1: the paper's model has no term for contention."""
         return 1.0
 
-    def all_reduce_us(self, tokens: int, num_sms: int) -> float:
-        """Of the hidden states of so many tokens over the ring; 0 on one GPU.
-
-        2 (N-1) startup + 2 (N-1)/N B / nvlink + N (N-1) B / rate(S)
-        """
-        gpus = self._tp
-        if gpus == 1:
-            return 0.0
-        _, tflops = self._rates(num_sms)
-        output = ELEMENT_BYTES * tokens * self._sizes.hidden_size
-        added = (gpus - 1) / gpus if self._corrected else gpus * (gpus - 1)
-        sent_us = ring_us(gpus, output, self._nvlink_tbps, self._startup_us)
-        return sent_us + added * output / tflops / 1e6
-
     def _price_attention(self, num_sms: int) -> tuple[float, float, float]:
         """Of a pair's FLOPs, and of the bytes of a query with its output and of a key with its
         value, in one layer."""
@@ -163,9 +130,7 @@ class DuetServe:
         hidden, (tbps, tflops) = self._sizes.hidden_size, self._rates(num_sms)
         norm = _elementwise(tokens * hidden, NORM_FLOPS, 2)
         works = [*self._projections(tokens), *_feed_forward(self._sizes, tokens), norm, norm]
-        return sum(work.us(tbps, tflops) for work in works) + 2 * self.all_reduce_us(
-            tokens, num_sms
-        )
+        return sum(work.us(tbps, tflops) for work in works)
 
     def _price_classifier(self, tokens: int, num_sms: int) -> float:
         sizes = self._sizes
@@ -175,8 +140,7 @@ class DuetServe:
         sizes, hidden = self._sizes, self._sizes.hidden_size
         if self._corrected:
             return linear(tokens, hidden, sizes.qkv_size), linear(tokens, sizes.q_size, hidden)
-        width = hidden // self._tp
-        return linear(tokens, hidden, 3 * width), linear(tokens, width, hidden)
+        return linear(tokens, hidden, 3 * hidden), linear(tokens, hidden, hidden)
 
     def _ceilings(self, num_sms: int) -> tuple[float, float]:
         return self._profile.bandwidth(num_sms), self._profile.flops(num_sms)

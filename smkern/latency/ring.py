@@ -17,15 +17,9 @@ SUMS_PER_LAYER = 2
 """Behind attention's output product, and behind the second one of the MLP."""
 
 
-def ring_us(gpus: int, num_bytes: float, nvlink_tbps: float, startup_us: float) -> float:
-    """Time of a sum over a ring of GPUs: 2 (N-1) startup + 2 (N-1)/N B / nvlink."""
-    moved = 2 * (gpus - 1) / gpus * num_bytes
-    return 2 * (gpus - 1) * startup_us + moved / nvlink_tbps / 1e6
-
-
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Sums over GPUs that share a model evenly.
+    """Sums over GPUs that share a model evenly: 2 (N-1) startup + 2 (N-1)/N B / nvlink.
 
     Attributes:
         gpus: How many.
@@ -79,7 +73,9 @@ class Ring:
         if self.gpus == 1 or not num_bytes:
             return 0.0
         if not self.measured:
-            return ring_us(self.gpus, num_bytes, self.nvlink_tbps, self.startup_us)
+            steps = 2 * (self.gpus - 1)
+            moved = steps / self.gpus * num_bytes
+            return steps * self.startup_us + moved / self.nvlink_tbps / 1e6
         right = bisect_right(self.measured, (num_bytes, inf))
         if right == 0:
             return self.measured[0][1]

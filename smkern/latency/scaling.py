@@ -10,17 +10,15 @@ from smkern.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class ScalingRates:
-    """Compute that is proportional to SMs, and bandwidths that are until they saturate.
+    """Compute that is proportional to SMs, and bandwidth that is until it saturates.
 
-        C_p = C N_p / N, D_p = D min(1, N_p / N_d), W_p = W min(1, N_p / N_w)
+        C_p = C N_p / N, D_p = D min(1, N_p / N_d)
 
     Attributes:
         num_sms: SMs of the device, N.
         tflops: Its dense rate, C.
         tbps: Its memory bandwidth, D.
         memory_sms: SMs that saturate it, N_d.
-        network_tbps: Its bandwidth to other GPUs, W.
-        network_sms: SMs that saturate that, N_w.
 
     Source: Bullet section 3.2.2, equation 1.
 
@@ -34,22 +32,17 @@ class ScalingRates:
     tflops: float
     tbps: float
     memory_sms: int
-    network_tbps: float = 0.45
-    network_sms: int = 1
 
     def __post_init__(self) -> None:
-        rates = (self.tflops, self.tbps, self.network_tbps)
-        counts = (self.memory_sms, self.network_sms)
-        if not min(rates) > 0 or not 1 <= min(counts) <= max(counts) <= self.num_sms:
+        rates = (self.tflops, self.tbps)
+        if not min(rates) > 0 or not 1 <= self.memory_sms <= self.num_sms:
             raise ArgumentError(
-                f"rates {rates} are above 0, and SMs that saturate a bandwidth, {counts}, 1 to "
-                f"{self.num_sms}"
+                f"rates {rates} are above 0, and SMs that saturate the bandwidth, "
+                f"{self.memory_sms}, 1 to {self.num_sms}"
             )
 
     @classmethod
-    def of(
-        cls, profile: Profile, *, network_tbps: float = 0.45, network_sms: int = 1
-    ) -> ScalingRates:
+    def of(cls, profile: Profile) -> ScalingRates:
         """From a profile's curves: peaks as measured, N_d with which the two lines fit best."""
         total = profile.info.num_sms
         measured = [profile.bandwidth(sms) for sms in range(1, total + 1)]
@@ -60,8 +53,7 @@ class ScalingRates:
             return sum((line / x - 1) ** 2 for line, x in zip(lines, measured, strict=True))
 
         memory_sms = min(range(1, total + 1), key=error)
-        tflops = profile.flops(total)
-        return cls(total, tflops, peak, memory_sms, network_tbps, network_sms)
+        return cls(total, profile.flops(total), peak, memory_sms)
 
     def compute(self, num_sms: int) -> float:
         """TFLOP/s of so many SMs."""
@@ -70,7 +62,3 @@ class ScalingRates:
     def memory(self, num_sms: int) -> float:
         """TB/s of so many SMs from memory."""
         return self.tbps * min(1.0, num_sms / self.memory_sms)
-
-    def network(self, num_sms: int) -> float:
-        """TB/s of so many SMs to other GPUs."""
-        return self.network_tbps * min(1.0, num_sms / self.network_sms)

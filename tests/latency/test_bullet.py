@@ -54,8 +54,8 @@ PROMPT_US = (
 )
 
 
-def model(*samples: Sample, **values: Any) -> Bullet:
-    return Bullet(samples, SIZES, PROFILE, **values)
+def model(*samples: Sample) -> Bullet:
+    return Bullet(samples, SIZES, PROFILE)
 
 
 def test_rates_are_two_lines_each() -> None:
@@ -63,13 +63,9 @@ def test_rates_are_two_lines_each() -> None:
     assert (rates.tflops, rates.tbps, rates.memory_sms) == (100.0, 1.0, 25)
     assert [rates.memory(sms) for sms in (5, 25, 60)] == pytest.approx([0.2, 1.0, 1.0])
     assert [rates.compute(sms) for sms in (5, 60)] == pytest.approx([5.0, 60.0])
-    wide = replace(rates, network_tbps=0.5, network_sms=10)
-    assert [wide.network(sms) for sms in (5, 10, 60)] == pytest.approx([0.25, 0.5, 0.5])
 
 
-@pytest.mark.parametrize(
-    "values", [{"tbps": 0.0}, {"memory_sms": 0}, {"memory_sms": 109}, {"network_sms": 0}]
-)
+@pytest.mark.parametrize("values", [{"tbps": 0.0}, {"memory_sms": 0}, {"memory_sms": 109}])
 def test_impossible_rates_are_refused(values: dict[str, Any]) -> None:
     given = {"num_sms": 108, "tflops": 312.0, "tbps": 2.0, "memory_sms": 30} | values
     with pytest.raises(ArgumentError, match="above 0, and SMs that saturate"):
@@ -150,17 +146,6 @@ def test_launches_of_one_phase_do_not_slow_each_other() -> None:
     assert got.slowdown(STEP, SMS, STEP, SMS) == 1.0
     assert got.slowdown(prompt(8), SMS, prompt(8), SMS) == 1.0
     assert got.slowdown(Size(), SMS, prompt(8), SMS) == 1.0
-
-
-def test_two_gpus_send_over_the_network() -> None:
-    small, sms = step(2, 20), 50
-    one = Bullet([Sample(small, sms, 1.0)], SIZES.sharded(2), PROFILE)
-    two = model(Sample(small, sms, 1.0), tp=2, network_tbps=0.001)
-    # of a layer's two outputs of 2 x 1,024 numbers, a ring of two sends each once
-    network_us = 4 * 2 * 2 * 2 * 1024 / 1e3
-    assert two._scaled_us(small, sms, 1.0) == pytest.approx(
-        one._scaled_us(small, sms, 1.0) + network_us
-    )
 
 
 def test_what_is_missing_is_named() -> None:

@@ -62,6 +62,8 @@ def test_parts_of_a_model_as_ranks_have_them() -> None:
             part = Shard(0, tp).config(config)
             want = ModelSizes.of(part.replace(vocab_size=config.vocab_size // tp))
             assert ModelSizes.of(config).sharded(tp) == want, (name, tp)
+    with pytest.raises(ArgumentError, match="tp=3 does not divide 4 key heads"):
+        ModelSizes.of(config).sharded(3)
 
 
 @pytest.mark.parametrize(
