@@ -14,7 +14,7 @@ from smkern.latency.sample import Sample, samples_of
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import find_shipped, gemms_in, read_timings
 from smkern.limits import as_path
-from smkern.profile import DEFAULT, Profile, load_profile
+from smkern.profile import DEFAULT, load_profile
 
 
 def read_samples(path: Path | str) -> tuple[list[Sample], ModelSizes, str, GemmTimes | None]:
@@ -36,13 +36,12 @@ def read_samples(path: Path | str) -> tuple[list[Sample], ModelSizes, str, GemmT
     return samples, sizes, str(cells.meta.get("gpu", DEFAULT)), gemms_in(path, cells)
 
 
-def read_model(name: str, path: Path | str, profile: Profile | None = None) -> Predictor:
+def read_model(name: str, path: Path | str) -> Predictor:
     """A latency model, fitted to a file's launches.
 
     Args:
         name: One of `MODELS`.
         path: A profile or a table of timings.
-        profile: Of its device; None: the shipped one of that GPU.
 
     Raises:
         ArgumentError: no model of that name.
@@ -53,7 +52,7 @@ def read_model(name: str, path: Path | str, profile: Profile | None = None) -> P
     if name not in MODELS:
         raise ArgumentError(f"no latency model {name!r}: there are {', '.join(MODELS)}")
     samples, sizes, gpu, gemms = read_samples(path)
-    return models_with(gemms)[name](samples, sizes, profile or load_profile(gpu_folder(gpu)))
+    return models_with(gemms)[name](samples, sizes, load_profile(gpu_folder(gpu)))
 
 
 def load_model(name: str, model: str = "qwen3-8b", gpu: str | None = None) -> Predictor:

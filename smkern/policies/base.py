@@ -13,10 +13,10 @@ from smkern.limits import as_float
 from smkern.policies.order import Order, order_named
 from smkern.policies.settings import (
     Limits,
+    check_limit,
     check_predictor,
     check_reachable,
     check_splits,
-    required,
 )
 
 
@@ -54,9 +54,9 @@ class BasePolicy:
     ) -> None:
         if not 0 <= as_float("margin", margin) < 1:
             raise ArgumentError(f"margin={margin}: give a share of the limit, 0 or more, under 1")
-        if self.needs_limit:
-            required(predictor, tbt_slo_ms)
         check_predictor(predictor, tbt_slo_ms if "tbt" in self.heeds else None)
+        if self.needs_limit:
+            check_limit(predictor, tbt_slo_ms)
         given = Limits.of(tbt_slo_ms, ttft_slo_ms)
         self._wanted = Limits(**{f"{name}_us": getattr(given, f"{name}_us") for name in self.heeds})
         self._limits = replace(self._wanted, tbt_us=(1.0 - margin) * self._wanted.tbt_us)

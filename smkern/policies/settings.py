@@ -53,20 +53,14 @@ def check_predictor(predictor: Predictor | None, tbt_slo_ms: float | None) -> No
         )
 
 
-def required(predictor: Predictor | None, tbt_slo_ms: float | None) -> Predictor:
-    """The predictor of a policy that splits by a limit.
-
-    Raises:
-        ArgumentError: it has none, or no limit.
-    """
-    check_predictor(predictor, tbt_slo_ms)
+def check_limit(predictor: Predictor | None, tbt_slo_ms: float | None) -> None:
+    """Raise ArgumentError where a policy that splits by a limit has none, or no predictor."""
     if predictor is None or tbt_slo_ms is None:
         raise ArgumentError(
             f"tbt_slo_ms={tbt_slo_ms}, predictor={predictor}: this policy splits the device by a "
             "limit of the time between two tokens, in ms, and a predictor's times, for instance "
             "smkern.predictor_for(model)'s; give both"
         )
-    return predictor
 
 
 def check_splits(name: str, rungs: Sequence[int], rung: int | None = None) -> None:

@@ -21,13 +21,12 @@ next: such steps on an H200 were off by 5.8%, and by 0.84 of that in the step th
 class Varied:
     """A predictor whose times vary from launch to launch, for a simulated device.
 
-    What a policy asks stays the prediction. Each answer is one launch's time, by a seeded
-    log-normal factor of median 1; that of slowdowns of decode steps changes slowly.
+    What a policy asks stays the prediction. Each answer is one launch's time, by a log-normal
+    factor of median 1; that of slowdowns of decode steps changes slowly.
 
     Args:
         predictor: Of times.
         spread: Standard deviation of the factor's logarithm, of launches with prompts.
-        seed: Of the factors.
 
     Example:
         >>> from smkern.latency import Size, TablePredictor
@@ -38,10 +37,10 @@ class Varied:
         True
     """
 
-    def __init__(self, predictor: Predictor, spread: float = SPREAD, seed: int = 0) -> None:
+    def __init__(self, predictor: Predictor, spread: float = SPREAD) -> None:
         self._predictor = predictor
         self._spread = spread
-        self._draw = Random(seed)
+        self._draw = Random(0)
         self._off = 0.0
 
     def alone_us(self, size: Size, num_sms: int) -> float:
