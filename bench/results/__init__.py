@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ COMMITTED = gpu_folder("NVIDIA H200")
 _SUITE = re.compile(r"\bbench[ .]([a-z][a-z0-9-]*)")
 _JOINED = {"replay-confirm": "replay", "append": "ops"}
 """Suites that add to another's file; that of the append is a part of it now."""
+_SUMMARIES = {
+    "gemm": "gemm_rows", "attention": "attention.rows", "ops": "ops.rows", "model": "model.rows",
+    "runtime": "runtime.rows", "replay": "replay.rows", "ranks": "ranks.rows",
+}  # fmt: skip
+"""What makes the rows of a suite's merged file."""
 REMEDY = "delete it, or measure into another file with --out"
 
 
@@ -207,28 +213,16 @@ def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File.")
 def command(parts: tuple[Path, ...], out: Path) -> None:
     """Merge results files of one suite; where two measured a cell, the later argument counts."""
-    from smkern.bench.attention.rows import summarize as attention_rows
-    from smkern.bench.gemm_rows import summarize as gemm_rows
-    from smkern.bench.model.rows import summarize as model_rows
-    from smkern.bench.ops.rows import summarize as op_rows
-    from smkern.bench.replay.rows import summarize as replay_rows
     from smkern.bench.runtime.rows import renew
-    from smkern.bench.runtime.rows import summarize as runtime_rows
 
     merged = Results()
     for part in parts:
         merged.merge(load_results(part))
-    suites = (
-        gemm_rows,
-        attention_rows,
-        op_rows,
-        model_rows,
-        runtime_rows,
-        replay_rows,
-    )
+    suites = _suites(merged.meta) or set(_SUMMARIES)
     with reading(Path(" and ".join(map(str, parts)))):
         renew(merged)
-        cells = merged.cells
-        merged.summary = {name: row for rows in suites for name, row in rows(cells).items()}
+        for suite in sorted(suites & set(_SUMMARIES)):
+            rows = import_module(f"smkern.bench.{_SUMMARIES[suite]}")
+            merged.summary |= rows.summarize(merged.cells)
     merged.save(out)
     click.echo(f"{len(merged.by_key)} cells in {out}")

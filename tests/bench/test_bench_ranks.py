@@ -65,7 +65,7 @@ def test_gains_are_of_those_that_keep_the_limit() -> None:
     found = summarize([
         served("static_split", 15.0, 29.0), served("chunked", 10.0, 30.0),
         served("static_split", 30.0, 49.0, 50), served("chunked", 20.0, 51.0, 50),
-        served("static_split", 8.0, 50.0, 50, ranks=1), served("chunked", 5.0, 50.0, 50, ranks=1),
+        served("static_split", 8.0, 50.0, 51, ranks=1), served("chunked", 5.0, 50.0, 51, ranks=1),
     ])  # fmt: skip
     shared = found["multiplexed_over_chunked_30ms"]
     assert (shared["value"], shared["target"], shared["met"]) == (1.5, 1.6, False)
