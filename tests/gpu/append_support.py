@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import smkern
-from smkern.kernels.append_launch import AppendVariant, compile_append, variants_of
+from smkern.kernels.append_launch import variants_of
 from smkern.ops.append.call import Call
 from smkern.ops.append.operators import APPEND, APPEND_KV
 from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import append as reference
 from smkern.tuning.append import AppendProblem
+from tests.gpu.compiling import compile_ahead
 from tests.gpu.gemm_support import capability
 from tests.ops.append_cases import FP8, Case, make
 
@@ -37,21 +35,11 @@ def problem(made: Made, *, plain: bool = False) -> AppendProblem:
     return op.problem(call, aligned(op, call))
 
 
-def _compile(variant: AppendVariant) -> None:
-    compile_append(variant)
-
-
 def precompile(cases: Iterable[Case]) -> None:
-    """Compile in parallel what tests will launch; the rest is loading."""
-    wanted = set()
-    for case in cases:
-        made = make(case)
-        for plain in (False, True):
-            wanted.update(variants_of(problem(made, plain=plain), capability()))
-    workers = min(16, len(wanted), len(os.sched_getaffinity(0)))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        list(pool.map(_compile, sorted(wanted)))
+    """Compile side by side what tests of these cases launch."""
+    made = [make(case) for case in cases]
+    problems = [problem(each, plain=plain) for each in made for plain in (False, True)]
+    compile_ahead(variant for x in problems for variant in variants_of(x, capability()))
 
 
 def cloned(made: Made) -> Made:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.kernels.compile import compile_all
 from smkern.kernels.fp8.gemm_compile import variant_of
 from smkern.ops.fp8.call import ScaledGemm
 from smkern.ops.fp8.dispatch import bind_plan, fp8_dispatcher, problem_of
 from smkern.ops.gemm.call import row_stride
-from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference import fp8
 from smkern.ops.reference import gemm as reference
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
-from tests.gpu.gemm_support import GUARD, TORCH, capability, framed
+from tests.gpu.compiling import compile_ahead
+from tests.gpu.gemm_support import TORCH, capability, check_frame, check_near, framed
 
 KINDS = {
     "tensor": ("tensor", "tensor"),
@@ -121,17 +119,9 @@ def check(case: Case, x: Operands, out: Tensor | None = None) -> float:
     magnitude = a.abs() @ w.abs().T
     eps = torch.finfo(found.dtype).eps
     tolerance = 0.52 * eps * want.abs() + LOST * magnitude + 1e-5
-    wrong = ~((found.double() - want).abs() <= tolerance)
-    if bool(wrong.any()):
-        row, col = wrong.nonzero()[0].tolist()
-        raise AssertionError(
-            f"{case}: {int(wrong.sum())} of {wrong.numel()} wrong, first at [{row}, {col}]: "
-            f"{found[row, col].item()} for {want[row, col].item()} ± {tolerance[row, col].item()}"
-        )
+    check_near(found, want, tolerance, case)
     if out is None:
-        outside = torch.ones_like(x.frame, dtype=torch.bool)
-        outside[GUARD : GUARD + case.m, GUARD : GUARD + case.n] = False
-        assert bool(x.frame[outside].isnan().all()), f"{case}: wrote outside of out"
+        check_frame(x.frame, found)
     return float((found.double() - want).norm() / want.norm())
 
 
@@ -162,6 +152,4 @@ def run_config(case: Case, x: Operands, config: GemmConfig, budget: Budget) -> N
 
 def precompile(wanted: Iterable[tuple[ScaledProblem, GemmConfig]]) -> None:
     """Compile in parallel what tests will launch."""
-    found = dict.fromkeys(variant_of(p, c, capability()) for p, c in wanted)
-    workers = min(16, len(os.sched_getaffinity(0)))
-    compile_all([Compile(variant) for variant in found], workers=workers)
+    compile_ahead(variant_of(problem, config, capability()) for problem, config in wanted)

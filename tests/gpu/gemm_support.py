@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from smkern.ops.operator_eager import EagerOperator, workspaces_of
 from smkern.ops.reference import gemm as reference
 from smkern.ops.streams import runtime_streams
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
+from tests.gpu.compiling import workers
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GUARD = 8
@@ -147,7 +147,7 @@ def capability() -> int:
 def precompile_all(wanted: Iterable[tuple[GemmProblem, GemmConfig]]) -> None:
     """Compile in parallel what a module of tests will launch; the rest is loading."""
     variants = {variant_of(p, c, capability()) for p, c in wanted if c.kernel != "cublaslt"}
-    precompile(variants, workers=min(16, len(os.sched_getaffinity(0))))
+    precompile(variants, workers=workers())
 
 
 def run_config(case: Case, x: Operands, config: GemmConfig, budget: Budget) -> None:

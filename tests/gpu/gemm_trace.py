@@ -21,6 +21,7 @@ from smkern.kernels.gemm_launch import GemmPlan
 from smkern.kernels.gemm_variants import Variant, variant_of
 from smkern.tuning.config import Budget, GemmConfig
 from smkern.tuning.constraints import COUNTER_BYTES
+from tests.gpu.gemm_support import capability
 from tests.gpu.smid_trace import Notes, traced_ptx
 
 _notes = cache(Notes)
@@ -48,8 +49,7 @@ class Traced:
     """
 
     def __init__(self, support: Any, case: Any, config: GemmConfig, budget: Budget) -> None:
-        major, minor = torch.cuda.get_device_capability()
-        variant = variant_of(case.problem, config, 10 * major + minor)
+        variant = variant_of(case.problem, config, capability())
         self.plan = GemmPlan(
             case.problem, config, budget, variant, partial(Frame, variant, *_loaded(variant))
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,14 +10,13 @@ import torch
 from torch import Tensor
 
 import smkern
-from smkern.kernels.compile import compile_all
 from smkern.kernels.grouped_launch import GroupedKernels
 from smkern.kernels.moe_launch import MoeKernels
-from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference import moe as reference
 from smkern.tuning.grouped import GroupedProblem
 from smkern.tuning.moe import MoeProblem
 from tests.gpu.bits import same_bits
+from tests.gpu.compiling import compile_ahead
 from tests.gpu.gemm_support import capability, check_frame, check_near, framed
 
 NAN = float("nan")
@@ -33,12 +31,11 @@ def given_of(op: Any, call: Any, problem: Any, budget: Any, scratch: Tensor) -> 
 
 def precompile(problems: Iterable[MoeProblem | GroupedProblem]) -> None:
     """Compile side by side every kernel of problems' kinds."""
-    wanted: dict[Any, None] = {}
+    wanted: list[Any] = []
     for problem in problems:
         kernels: Any = GroupedKernels if isinstance(problem, GroupedProblem) else MoeKernels
-        wanted |= dict.fromkeys(kernels(capability()).variants(problem))
-    workers = min(16, len(os.sched_getaffinity(0)))
-    compile_all([Compile(variant) for variant in wanted], workers=workers)
+        wanted += kernels(capability()).variants(problem)
+    compile_ahead(wanted)
 
 
 def routed(tokens: int, experts: int, top_k: int, seed: int = 0, *, skew: float = 0.0) -> Tensor:

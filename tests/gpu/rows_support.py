@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from smkern.kernels.compile import compile_all
 from smkern.kernels.rows_launch import RowsVariant, variant_of
-from smkern.ops.operator_dispatch import Compile
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, op_of, result_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.tuning.rows import RowsProblem, shapes_of
 from tests.gpu.bits import same_bits
+from tests.gpu.compiling import compile_ahead
 from tests.gpu.gemm_support import capability
 
 OPERATORS = {op.name: op for op in (RMS_NORM, ADD_RMS_NORM, SILU_AND_MUL, EMBEDDING)}
@@ -27,13 +25,12 @@ PAD = 8
 def precompile(kinds: Iterable[tuple[str, int, torch.dtype, bool]]) -> None:
     """Compile side by side what calls of these (op, width, dtype, aligned) launch."""
     names: dict[torch.dtype, Any] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    wanted: dict[RowsVariant, None] = {}
+    wanted: list[RowsVariant] = []
     for op, width, dtype, aligned in kinds:
         name, whole = names[dtype], aligned and width % 8 == 0
         problem = RowsProblem(op, 1, width, name, name, "i32", whole)  # type: ignore[arg-type]
-        wanted |= {variant_of(problem, x, capability()): None for x in shapes_of(problem)}
-    workers = min(16, len(os.sched_getaffinity(0)))
-    compile_all([Compile(variant) for variant in wanted], workers=workers)
+        wanted += [variant_of(problem, config, capability()) for config in shapes_of(problem)]
+    compile_ahead(wanted)
 
 
 def rows_of(rows: int, cols: int, dtype: torch.dtype, pad: int = PAD) -> Tensor:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
-import torch
-
-from smkern.kernels.compile import compile_all
 from smkern.kernels.sample import variants_of
-from smkern.ops.operator_dispatch import Compile
 from smkern.tuning.sample import SampleProblem
+from tests.gpu.compiling import compile_ahead
+from tests.gpu.gemm_support import capability
 
 
 def precompile() -> None:
     """Every kernel into this user's cache."""
-    major, minor = torch.cuda.get_device_capability()
-    variants = [
+    compile_ahead(
         variant
         for dtype in ("bf16", "fp16", "fp32")
         for aligned in (True, False)
-        for variant in variants_of(SampleProblem(1, 64, dtype, aligned), 10 * major + minor)
-    ]
-    compile_all([Compile(x) for x in variants], workers=len(os.sched_getaffinity(0)))
+        for variant in variants_of(SampleProblem(1, 64, dtype, aligned), capability())
+    )
