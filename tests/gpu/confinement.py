@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import pytest
 import torch
 from torch import Tensor
 
+from smkern.errors import WarmupError
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import Budget, GemmProblem
 from tests.gpu.sides import sides
@@ -101,3 +103,29 @@ def check_partition_graphs(call: Callable[[Tensor | None], Tensor]) -> None:
             partition.synchronize()
             assert torch.equal(out, want)
         del want, graph
+
+
+def captured_once_loaded(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of a call that a capture refuses until its kernel is loaded, here by the call."""
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(WarmupError, match=r"smkern.warmup"), torch.cuda.graph(graph):
+        call()
+    torch.cuda.synchronize()
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def check_streams(want: Tensor, call: Callable[[Tensor], object]) -> None:
+    """On four streams at once each `call(out)` has the bits of `want`."""
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    outs = [[torch.empty_like(want) for _ in range(20)] for _ in streams]
+    torch.cuda.synchronize()
+    for i in range(20):
+        for stream, mine in zip(streams, outs, strict=True):
+            with torch.cuda.stream(stream):
+                call(mine[i])
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, want) for mine in outs for out in mine)

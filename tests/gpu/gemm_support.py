@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import triton
@@ -22,6 +23,7 @@ from smkern.ops.reference import gemm as reference
 from smkern.ops.streams import runtime_streams
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 from tests.gpu.compiling import workers
+from tests.gpu.sides import at_most
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GUARD = 8
@@ -150,21 +152,39 @@ def precompile_all(wanted: Iterable[tuple[GemmProblem, GemmConfig]]) -> None:
     precompile(variants, workers=workers())
 
 
-def run_config(case: Case, x: Operands, config: GemmConfig, budget: Budget) -> None:
-    """Launch a configuration on the current stream, its workspace's partials poisoned."""
-    dispatcher = gemm_dispatcher(torch.cuda.current_device())
-    plan = dispatcher.prepare(case.problem, config, budget)
-    room = torch.zeros(max(plan.workspace_bytes, 1 << 16), dtype=torch.uint8, device="cuda")
-    room[1 << 16 :].fill_(255)
-    plan.launch(
-        x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(),
-        0 if x.bias is None else x.bias.data_ptr(),
-        0 if x.residual is None else x.residual.data_ptr(),
-        x.a.stride(0), x.w.stride(0), x.out.stride(0),
-        0 if x.residual is None else x.residual.stride(0),
-        room.data_ptr(), torch.cuda.current_stream().cuda_stream,
-    )  # fmt: skip
-    assert not room[: 1 << 16].any(), f"{config}: counters are left behind"
+def dispatched(case: Any, backend: str | None) -> tuple[GemmProblem, GemmConfig]:
+    """What a case runs by on the whole device; the case may be one of `swiglu_support`."""
+    select = gemm_dispatcher(torch.cuda.current_device()).select
+    return case.problem, select(case.problem, Budget(at_most(1000), "grid"), backend).config
+
+
+class Launch:
+    """A configuration's launch of a case, its memory there, the workspace's partials poisoned."""
+
+    def __init__(self, case: Any, x: Operands, config: GemmConfig, budget: Budget) -> None:
+        dispatcher = gemm_dispatcher(torch.cuda.current_device())
+        self.x, self.plan = x, dispatcher.prepare(case.problem, config, budget)
+        size = max(self.plan.workspace_bytes, 1 << 16)
+        self.room = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        self.room[1 << 16 :].fill_(255)
+
+    def __call__(self, stream: int) -> None:
+        x = self.x
+        self.plan.launch(
+            x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(),
+            0 if x.bias is None else x.bias.data_ptr(),
+            0 if x.residual is None else x.residual.data_ptr(),
+            x.a.stride(0), x.w.stride(0), x.out.stride(0),
+            0 if x.residual is None else x.residual.stride(0),
+            self.room.data_ptr(), stream,
+        )  # fmt: skip
+
+
+def run_config(case: Any, x: Operands, config: GemmConfig, budget: Budget) -> None:
+    """Launch a configuration on the current stream."""
+    launch = Launch(case, x, config, budget)
+    launch(torch.cuda.current_stream().cuda_stream)
+    assert not launch.room[: 1 << 16].any(), f"{config}: counters are left behind"
 
 
 def fresh_eager(op: Operator = GEMM) -> EagerOperator:

@@ -10,11 +10,10 @@ from smkern.kernels.cute.compile import absent, is_there
 from smkern.kernels.gemm_compile import precompile
 from smkern.kernels.gemm_variants import variant_of
 from smkern.measure.build_command import likeliest
-from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.profile import load_profile
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from tests.gpu import swiglu_support as swiglu
-from tests.gpu.gemm_support import Case, Holder, check, finishes, operands, run_config
+from tests.gpu.gemm_support import Case, Holder, Launch, check, finishes, operands, run_config
 
 pytestmark = pytest.mark.skipif(not is_there(), reason=f"no cubins, and {absent()}")
 
@@ -113,7 +112,9 @@ def test_nothing_waits_for_sms_of_the_other_partition(ladder, config):
     case, split, holder = Case(1000, 1032, 1096), ladder.split(decode=16), Holder()
     for mine, other in ((split.decode, split.prefill), (split.prefill, split.decode)):
         x = operands(case)
-        run = _launcher(case, x, config, Budget(mine.num_sms, "mask"))
+        run = Launch(case, x, config, Budget(mine.num_sms, "mask"))
+        assert run.plan.num_ctas <= mine.num_sms
+        torch.cuda.synchronize()
         run(mine.raw_stream)  # loads
         torch.cuda.synchronize()
         x.out.fill_(float("nan"))
@@ -154,16 +155,3 @@ def test_launches_that_overlap_read_what_the_one_before_wrote(ladder):
             partition.synchronize()
             assert torch.equal(got, want)
         del graph
-
-
-def _launcher(case: Case, x, config: GemmConfig, budget: Budget):
-    plan = gemm_dispatcher(torch.cuda.current_device()).prepare(case.problem, config, budget)
-    assert plan.num_ctas <= budget.num_sms
-
-    def run(stream: int) -> None:
-        plan.launch(
-            x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(), 0, 0,
-            x.a.stride(0), x.w.stride(0), x.out.stride(0), 0, 0, stream,
-        )  # fmt: skip
-
-    return run

@@ -8,16 +8,15 @@ import triton
 import triton.language as tl
 
 import smkern
-from smkern.errors import WarmupError
 from smkern.ops.gemm.call import Gemm
-from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.operator_eager import workspaces_of
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from smkern.tuning.constraints import COUNTER_BYTES
-from tests.gpu.confinement import check_partition_graphs
+from tests.gpu.confinement import captured_once_loaded, check_partition_graphs
 from tests.gpu.gemm_support import (
     Case,
     Holder,
+    Launch,
     check,
     finishes,
     fresh_eager,
@@ -77,15 +76,8 @@ def test_graphs_of_partitions():
 def test_a_capture_that_would_load_a_kernel_is_refused():
     eager = fresh_eager()
     a, w, out = _tensors(Case())
-    graph = torch.cuda.CUDAGraph()
     call = Gemm(a, w, out=out, backend="tma")
-    with pytest.raises(WarmupError, match=r"smkern.warmup"), torch.cuda.graph(graph):
-        eager(call)
-    torch.cuda.synchronize()
-    eager(call)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        eager(call)
+    graph = captured_once_loaded(lambda: eager(call))
     want = out.clone()
     out.zero_()
     graph.replay()
@@ -128,10 +120,11 @@ def test_no_cta_waits_for_another(config):
     other = torch.cuda.Stream()
     with smkern.ladder([half]) as ladder:
         split = ladder.split(decode=half)
-        plain = _prepared(case, x, config, Budget(total, "grid"))
+        launch = Launch(case, x, config, Budget(total, "grid"))
+        torch.cuda.synchronize()
         with holder.hold(split.decode.stream, half):
             with torch.cuda.stream(other):
-                plain(other.cuda_stream)
+                launch(other.cuda_stream)
             assert finishes(other, 2.0), "the launch waits for CTAs that cannot start"
         check(case, x)
 
@@ -150,27 +143,12 @@ def test_overlapping_partitions_with_half_the_sms_held(config):
         held, used = first.split(decode=16).decode, second.split(decode=32).decode
         if set(used.smids) <= set(held.smids) or not set(held.smids) & set(used.smids):
             pytest.skip("these two splits do not overlap in part")
-        launch = _prepared(case, x, config, Budget(32, "mask"))
+        launch = Launch(case, x, config, Budget(32, "mask"))
+        torch.cuda.synchronize()
         with holder.hold(held.stream, 16):
             launch(used.raw_stream)
             assert finishes(used.stream, 2.0), "the launch waits for CTAs that cannot start"
         check(case, x)
-
-
-def _prepared(case, x, config, budget):
-    """A launch with all memory allocated, to be called while the device is busy."""
-    plan = gemm_dispatcher(torch.cuda.current_device()).prepare(case.problem, config, budget)
-    room = torch.zeros(max(plan.workspace_bytes, 1 << 16), dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()
-
-    def launch(stream: int) -> None:
-        plan.launch(
-            x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(), 0, 0,
-            x.a.stride(0), x.w.stride(0), x.out.stride(0), 0, room.data_ptr(), stream,
-        )  # fmt: skip
-
-    launch.room = room
-    return launch
 
 
 @triton.jit

@@ -8,10 +8,9 @@ from torch.library import opcheck
 
 import smkern
 from smkern.errors import ArgumentError, BudgetError
-from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
-from tests.gpu.gemm_support import Operands, precompile_all, run_config
+from tests.gpu.gemm_support import Operands, dispatched, precompile_all, run_config
 from tests.gpu.sides import at_most, sides
 from tests.gpu.swiglu_support import Case, check, operands
 
@@ -59,17 +58,12 @@ def _name(config: GemmConfig) -> str:
     return f"{config.kernel}-{tile}-{config.split}" + "-swap" * config.swap
 
 
-def _dispatched(case: Case, backend: str | None):
-    select = gemm_dispatcher(torch.cuda.current_device()).select
-    return case.problem, select(case.problem, Budget(at_most(1000), "grid"), backend).config
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """Everything that these tests dispatch to at the whole device, compiled in parallel."""
     named = [((THIN if c.swap else WIDE).problem, c) for c in CONFIGS]
-    tuned = [_dispatched(case, "own") for case in [*RAGGED, *ODD]]
-    plain = [_dispatched(case, backend) for case in PLAIN for backend in BACKENDS]
+    tuned = [dispatched(case, "own") for case in [*RAGGED, *ODD]]
+    plain = [dispatched(case, backend) for case in PLAIN for backend in BACKENDS]
     wanted = [*named, *tuned, *plain]
     precompile_all(item for item in wanted if item[1].kernel not in constraints.LIBRARIES)
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 import smkern
-from smkern.errors import WarmupError
-from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.swiglu.operator import Swiglu
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu import swiglu_support
 from tests.gpu.confinement import (
+    captured_once_loaded,
     check_capped,
     check_dispatched,
     check_masked,
     check_partition_graphs,
     check_replayed,
+    check_streams,
 )
-from tests.gpu.gemm_support import Holder, finishes, precompile_all
+from tests.gpu.gemm_support import Holder, Launch, finishes, precompile_all
 from tests.gpu.gemm_trace import Traced
 from tests.gpu.sides import sides
 from tests.gpu.swiglu_support import Case, check, fresh_eager, operands
@@ -79,19 +81,12 @@ def test_no_cta_waits_for_another(config):
     total = torch.cuda.get_device_properties(0).multi_processor_count
     half = total // 16 * 8
     holder, x, other = Holder(), operands(CASE), torch.cuda.Stream()
-    dispatcher = gemm_dispatcher(torch.cuda.current_device())
-    plan = dispatcher.prepare(CASE.problem, config, Budget(total, "grid"))
-    room = torch.zeros(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
-    strides = (x.a.stride(0), x.w.stride(0), x.out.stride(0), 0)
-    launch = plan.bind(*strides)
+    launch = Launch(CASE, x, config, Budget(total, "grid"))
     with smkern.ladder([half]) as ladder:
         split = ladder.split(decode=half)
         torch.cuda.synchronize()
         with holder.hold(split.decode.stream, half):
-            launch(
-                x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(), 0, 0, room.data_ptr(),
-                other.cuda_stream,
-            )  # fmt: skip
+            launch(other.cuda_stream)
             assert finishes(other, 2.0), "the launch waits for CTAs that cannot start"
         check(CASE, x)
 
@@ -106,16 +101,7 @@ def test_a_capture_that_would_load_a_kernel_is_refused():
     eager = fresh_eager()
     x = operands(Case())
     call = Swiglu(x.a, x.w, backend="tma", out=x.out)
-    with (
-        pytest.raises(WarmupError, match=r"smkern.warmup"),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
-        eager(call)
-    torch.cuda.synchronize()
-    eager(call)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        eager(call)
+    graph = captured_once_loaded(lambda: eager(call))
     x.out.fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize()
@@ -203,13 +189,5 @@ def test_two_streams_at_once_with_split_k():
     """Each stream has a workspace of its own, gate and up of the unfused path in it."""
     x = operands(Case(8, 64, 16384))
     for backend in ("own", "unfused"):
-        want = smkern.gemm_swiglu(x.a, x.w, backend=backend)
-        streams = [torch.cuda.Stream() for _ in range(4)]
-        outs = [[torch.empty_like(want) for _ in range(20)] for _ in streams]
-        torch.cuda.synchronize()
-        for i in range(20):
-            for stream, mine in zip(streams, outs, strict=True):
-                with torch.cuda.stream(stream):
-                    smkern.gemm_swiglu(x.a, x.w, out=mine[i], backend=backend)
-        torch.cuda.synchronize()
-        assert all(torch.equal(out, want) for mine in outs for out in mine)
+        call = partial(smkern.gemm_swiglu, x.a, x.w, backend=backend)
+        check_streams(call(), lambda out, call=call: call(out=out))

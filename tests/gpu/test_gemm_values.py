@@ -6,9 +6,16 @@ import pytest
 import torch
 
 import smkern
-from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig
-from tests.gpu.gemm_support import Case, Operands, check, operands, precompile_all, run_config
+from tests.gpu.gemm_support import (
+    Case,
+    Operands,
+    check,
+    dispatched,
+    operands,
+    precompile_all,
+    run_config,
+)
 from tests.gpu.sides import at_most, sides
 
 FLAGS, ACTIVATIONS = (False, True), (None, "silu", "gelu")
@@ -42,18 +49,12 @@ BACKENDS = ["tma", "ws", "pointer", "model", None]
 PLAIN = [Case(200, 384, 640, dtype) for dtype in ("bf16", "fp16")]
 
 
-def _dispatched(case: Case, backend: str | None):
-    select = gemm_dispatcher(torch.cuda.current_device()).select
-    budget = Budget(at_most(1000), "grid")
-    return case.problem, select(case.problem, budget, backend).config
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """Everything that these tests dispatch to at the whole device, compiled in parallel."""
-    tuned = [_dispatched(case, "own") for case in [*RAGGED, *ODD]]
-    forced = [_dispatched(Case(epilogue=e), kernel) for e in ALL for kernel in ("tma", "ws")]
-    plain = [_dispatched(case, backend) for case in PLAIN for backend in BACKENDS]
+    tuned = [dispatched(case, "own") for case in [*RAGGED, *ODD]]
+    forced = [dispatched(Case(epilogue=e), kernel) for e in ALL for kernel in ("tma", "ws")]
+    plain = [dispatched(case, backend) for case in PLAIN for backend in BACKENDS]
     named = [(Case(epilogue=e).problem, c) for c in CONFIGS for e in (Epilogue(), FULL)]
     precompile_all([*tuned, *forced, *plain, *named])
 
