@@ -15,6 +15,7 @@ from smkern.ops.append.operators import APPEND, APPEND_KV
 from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import append as reference
 from smkern.tuning.append import AppendProblem
+from tests.gpu.bits import twin
 from tests.gpu.compiling import compile_ahead
 from tests.gpu.gemm_support import capability
 from tests.ops.append_cases import FP8, Case, make
@@ -45,16 +46,6 @@ def precompile(cases: Iterable[Case]) -> None:
 def cloned(made: Made) -> Made:
     """The same call over memory of its own, strides kept."""
     args, options = made
-
-    def twin(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        other = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        if x.element_size() == 1:
-            other.view(torch.uint8).copy_(x.view(torch.uint8))
-            return other
-        return other.copy_(x)
-
     return tuple(twin(x) for x in args), {name: twin(x) for name, x in options.items()}
 
 

@@ -23,7 +23,7 @@ from smkern.ops.reference import gemm as reference
 from smkern.ops.streams import runtime_streams
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 from tests.gpu.compiling import workers
-from tests.gpu.sides import at_most
+from tests.gpu.sides import total_sms
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GUARD = 8
@@ -155,7 +155,7 @@ def precompile_all(wanted: Iterable[tuple[GemmProblem, GemmConfig]]) -> None:
 def dispatched(case: Any, backend: str | None) -> tuple[GemmProblem, GemmConfig]:
     """What a case runs by on the whole device; the case may be one of `swiglu_support`."""
     select = gemm_dispatcher(torch.cuda.current_device()).select
-    return case.problem, select(case.problem, Budget(at_most(1000), "grid"), backend).config
+    return case.problem, select(case.problem, Budget(total_sms(), "grid"), backend).config
 
 
 class Launch:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import smkern
 from smkern.kernels.rows_launch import RowsVariant, variant_of
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, op_of, result_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.tuning.rows import RowsProblem, shapes_of
-from tests.gpu.bits import same_bits
+from tests.gpu.bits import same_bits, twin
 from tests.gpu.compiling import compile_ahead
 from tests.gpu.gemm_support import capability
 
@@ -63,12 +64,6 @@ def make(
 
 def cloned(call: Any) -> Any:
     """The same call over memory of its own, strides kept."""
-
-    def twin(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-
     return type(call)(*map(twin, call))
 
 
@@ -114,16 +109,20 @@ def check(before: Any, call: Any) -> None:
             assert torch.equal(x, y), f"{name} was changed"
 
 
+def tensors(call: Any) -> list[Tensor]:
+    """What a call reads, in order."""
+    return [x for x in call[:-2] if isinstance(x, Tensor)]
+
+
+def eps_of(call: Any) -> dict[str, float]:
+    return {"eps": call.eps} if hasattr(call, "eps") else {}
+
+
 def run(call: Any, **options: Any) -> Any:
     """A call through the public operator, checked."""
-    import smkern
-
     before = cloned(call)
-    name = op_of(call)
-    given = [x for x in call[:-2] if isinstance(x, Tensor)]
-    if hasattr(call, "eps"):
-        options = {"eps": call.eps} | options
-    assert getattr(smkern, name)(*given, out=call.out, **options) is call.out
+    operator = getattr(smkern, op_of(call))
+    assert operator(*tensors(call), out=call.out, **eps_of(call), **options) is call.out
     torch.cuda.synchronize()
     check(before, call)
     return call

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 import smkern
+from smkern.device import Budget
 
 
 def neighbours() -> Iterator[tuple[smkern.Partition, smkern.Partition]]:
@@ -25,6 +26,15 @@ def sides() -> Iterator[smkern.Partition]:
     return (side for side, _ in neighbours())
 
 
+def total_sms() -> int:
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
 def at_most(num_sms: int) -> int:
     """A budget that this device has."""
-    return min(num_sms, torch.cuda.get_device_properties(0).multi_processor_count)
+    return min(num_sms, total_sms())
+
+
+def whole() -> Budget:
+    """All SMs of the device, in any kernel's clusters."""
+    return Budget(total_sms(), "mask", True)

@@ -15,6 +15,7 @@ from smkern.tuning import fp8
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
 from tests.gpu.fp8_support import KINDS, Case, check, operands, precompile, run_config
+from tests.gpu.sides import at_most, whole
 
 FULL = Epilogue(True, True, "silu")
 EPILOGUES = [Epilogue(), Epilogue(bias=True), Epilogue(residual=True, activation="gelu"), FULL]
@@ -39,7 +40,6 @@ WIDE = [
     GemmConfig("ws", 128, 256, 64, 8, 4, split=3, eager=True),
 ]
 """With scales of blocks only."""
-BUDGET = Budget(60, "grid", True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,8 +54,7 @@ def _compiled() -> None:
         every += [(96, 256, 512, e) for e in EPILOGUES]
         for m, n, k, epilogue in every:
             problem = replace(base, m=m, n=n, k=k, epilogue=epilogue)
-            whole = Budget(torch.cuda.get_device_properties(0).multi_processor_count, "mask", True)
-            wanted.append((problem, fp8_dispatcher(0).select(problem, whole)))
+            wanted.append((problem, fp8_dispatcher(0).select(problem, whole())))
     precompile(wanted)
 
 
@@ -156,11 +155,10 @@ def test_a_row_does_not_depend_on_the_batch_or_the_budget(n, kind):
     want = smkern.gemm(x.a, a_scale=x.a_scale, **options)
     check(case, x, want)
     for rows, num_sms in ((1, 16), (17, 60), (64, 132), (130, 7)):
-        num_sms = min(num_sms, torch.cuda.get_device_properties(0).multi_processor_count)
         begin = 31
         some = smkern.gemm(
             x.a[begin : begin + rows], a_scale=x.a_scale[begin : begin + rows].contiguous(),
-            num_sms=num_sms, **options,
+            num_sms=at_most(num_sms), **options,
         )  # fmt: skip
         assert torch.equal(some, want[begin : begin + rows]), (rows, num_sms)
 

@@ -24,6 +24,7 @@ from tests.gpu.gemm_support import (
     precompile_all,
     run_config,
 )
+from tests.gpu.sides import total_sms
 
 HALF = torch.bfloat16
 SPLIT = Case(8, 64, 16384)
@@ -110,7 +111,7 @@ def test_no_cta_waits_for_another(config):
     """Half the SMs are held; a split launch over all of them must end on the other half."""
     case = Case(500, 520, 4096)
     precompile_all([(case.problem, config)])
-    total = torch.cuda.get_device_properties(0).multi_processor_count
+    total = total_sms()
     half = total // 16 * 8
     holder = Holder()
     x = operands(case)

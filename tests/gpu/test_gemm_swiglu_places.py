@@ -22,7 +22,7 @@ from tests.gpu.confinement import (
 )
 from tests.gpu.gemm_support import Holder, Launch, finishes, precompile_all
 from tests.gpu.gemm_trace import Traced
-from tests.gpu.sides import sides
+from tests.gpu.sides import sides, total_sms
 from tests.gpu.swiglu_support import Case, check, fresh_eager, operands
 
 HALF = torch.bfloat16
@@ -78,7 +78,7 @@ def test_every_dispatched_grid_is_within_the_budget(confined, num_sms):
 @pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[4]], ids=_name)
 def test_no_cta_waits_for_another(config):
     """Half the SMs are held; a split launch over all of them must end on the other half."""
-    total = torch.cuda.get_device_properties(0).multi_processor_count
+    total = total_sms()
     half = total // 16 * 8
     holder, x, other = Holder(), operands(CASE), torch.cuda.Stream()
     launch = Launch(CASE, x, config, Budget(total, "grid"))

@@ -18,6 +18,7 @@ from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.bits import same_bits
 from tests.gpu.gemm_support import capability, check_frame, framed
 from tests.gpu.moe_support import BF16, FP16, NAN, Experts, precompile, random_counts
+from tests.gpu.sides import whole
 
 COUNTS: dict[str, list[int]] = {
     "decode-1": [0] * 5 + [1] * 8 + [0] * 115,
@@ -64,10 +65,6 @@ def run_config(x: Experts, config: GroupedConfig, budget: Budget) -> torch.Tenso
     torch.cuda.synchronize()
     x.check()
     return x.out.clone()
-
-
-def whole() -> Budget:
-    return Budget(torch.cuda.get_device_properties(0).multi_processor_count, "mask", True)
 
 
 @EACH

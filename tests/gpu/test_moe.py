@@ -33,7 +33,7 @@ from tests.gpu.moe_support import (
     precompile,
     routed,
 )
-from tests.gpu.sides import at_most, sides
+from tests.gpu.sides import at_most, sides, whole
 
 EXPERTS, TOP_K, HIDDEN = 128, 8, 2048
 SIZES = [(128, 8), (8, 2), (60, 4), (512, 10), (16, 1), (6, 3)]
@@ -228,8 +228,7 @@ def launched(op: Any, call: Any, budgets: list[Budget]) -> list[list[Tensor]]:
 @pytest.mark.parametrize("tokens", [40, 500, 1100])
 def test_a_rows_bits_are_its_own(tokens: int) -> None:
     """By every configuration, in budgets and partitions, and each row alone."""
-    count = torch.cuda.get_device_properties(0).multi_processor_count
-    budgets = [Budget(count, "mask", True), Budget(at_most(9), "grid", True)]
+    budgets = [whole(), Budget(at_most(9), "grid", True)]
     logits = torch.randn(tokens, EXPERTS, device="cuda").to(BF16)
     weights, experts = smkern.topk_softmax(logits, TOP_K)
     x = torch.randn(tokens, HIDDEN, device="cuda").to(BF16)
@@ -309,10 +308,7 @@ def chain(pdl: bool, tokens: int, side: Any = None) -> Tensor:
     offsets = torch.empty(EXPERTS + 1, dtype=torch.int32, device="cuda")
     index = torch.empty(tokens * TOP_K, dtype=torch.int32, device="cuda")
     scratch = torch.zeros(1 << 22, dtype=torch.uint8, device="cuda")
-    count = torch.cuda.get_device_properties(0).multi_processor_count
-    budget = Budget(count, "mask", True)
-    if side is not None:
-        budget = Budget(side.num_sms, "mask", side.clusters)
+    budget = whole() if side is None else Budget(side.num_sms, "mask", side.clusters)
     calls: list[tuple[Any, Any]] = [
         (TOPK, Topk(x[:, :EXPERTS], TOP_K, True, weights, experts)),
         (PERMUTE, Permute(x, experts, EXPERTS, rows, offsets, index)),

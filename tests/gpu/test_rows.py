@@ -24,13 +24,15 @@ from tests.gpu.rows_support import (
     OPERATORS,
     check,
     cloned,
+    eps_of,
     make,
     poisoned,
     precompile,
     rows_of,
     run,
+    tensors,
 )
-from tests.gpu.sides import at_most, sides
+from tests.gpu.sides import at_most, sides, whole
 
 EACH = pytest.mark.parametrize("op", OPERATORS)
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -154,8 +156,8 @@ def test_a_rows_bits_are_its_own(op: str) -> None:
     problem = problem_of(given, True)
     assert problem is not None
     kernels, stream = RowsKernels(capability()), torch.cuda.current_stream().cuda_stream
-    whole = eager_operator(OPERATORS[op], 0).streams.budget(stream, 0).num_sms
-    for budget in (Budget(whole, "mask", True), Budget(at_most(9), "grid", True)):
+    count = eager_operator(OPERATORS[op], 0).streams.budget(stream, 0).num_sms
+    for budget in (Budget(count, "mask", True), Budget(at_most(9), "grid", True)):
         for config in candidates(problem, budget):
             given.out.fill_(torch.nan)
             launch = kernels.prepare(problem, config, budget)
@@ -180,17 +182,8 @@ def one_row(op: str) -> tuple[str, ...]:
     return {"embedding": ("ids",), "add_rms_norm": ("x", "residual")}.get(op, ("x",))
 
 
-def tensors(call: Any) -> list[torch.Tensor]:
-    """What a call reads, in order."""
-    return [x for x in call[:-2] if isinstance(x, torch.Tensor)]
-
-
 def addresses(call: Any) -> list[int]:
     return [x.data_ptr() for x in call if isinstance(x, torch.Tensor)]
-
-
-def eps_of(call: Any) -> dict[str, float]:
-    return {"eps": call.eps} if hasattr(call, "eps") else {}
 
 
 @EACH
@@ -240,9 +233,8 @@ def chain(pdl: bool, budget: Budget, rows: int, side: Any = None) -> torch.Tenso
 
 @pytest.mark.parametrize("rows", [1, 64, 700])
 def test_overlap_changes_no_bits(rows: int) -> None:
-    whole = Budget(torch.cuda.get_device_properties(0).multi_processor_count, "mask", True)
-    wanted = chain(False, whole, rows)
-    assert same_bits(chain(True, whole, rows), wanted)
+    wanted = chain(False, whole(), rows)
+    assert same_bits(chain(True, whole(), rows), wanted)
     with smkern.ladder([16]) as ladder:
         side = ladder.split(decode=16).decode
         found = chain(True, Budget(side.num_sms, "mask", side.clusters), rows, side)

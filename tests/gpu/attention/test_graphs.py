@@ -22,7 +22,7 @@ from tests.gpu.attention.support import (
 )
 from tests.gpu.attention.truth import check
 from tests.gpu.gemm_support import Holder, finishes
-from tests.gpu.sides import sides
+from tests.gpu.sides import sides, total_sms
 
 DECODE = Case(kv_lens=(1500, 1500, 1500, 1500, 1500))
 VERIFY = Case(kv_lens=(1500, 700, 700, 700), q_lens=(8, 8, 8, 8))
@@ -174,7 +174,7 @@ def test_a_capture_that_would_load_a_kernel_is_refused():
 )
 def test_no_cta_waits_for_another(case, backend):
     """Half the SMs are held; plan and attention for all of them must end on the other half."""
-    half = torch.cuda.get_device_properties(0).multi_processor_count // 16 * 8
+    half = total_sms() // 16 * 8
     holder = Holder()
     step = make_step(case)
     plan = make_plan(step)

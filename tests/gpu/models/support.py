@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.models import DecodeGraph, DecodeInputs, Decoder
-from tests.models.peers import Peer, Session, error, make_peer
+from smkern.models import DecodeGraph, DecodeInputs, Decoder, ModelConfig, Weights
+from tests.models.peers import Peer, Session, error, hf_config, make_peer
 
 DEVICE = "cuda"
 WIDE: dict[str, dict[str, Any]] = {
@@ -36,6 +36,12 @@ SLACK = 1.2
 """Our error over transformers', both against fp32."""
 CLEAR = 8.0
 """Two logits are apart if they differ by so many of their errors' root mean squares."""
+
+
+def small_weights(family: str = "qwen3", max_position: int = 1024) -> Weights:
+    """Random weights in bf16 of a small model."""
+    config = ModelConfig.from_hf(hf_config(family, max_position_embeddings=max_position))
+    return Weights.random(config.replace(dtype=torch.bfloat16), 5, DEVICE)
 
 
 def gpu_peer(family: str, width: str) -> Peer:

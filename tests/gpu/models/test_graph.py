@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import smkern
-from smkern.models import Decoder, ModelConfig, Weights, preset
-from tests.gpu.models.support import MOST, decode_graph
-from tests.models.peers import FAMILIES, Session, hf_config, prompts
+from smkern.models import Decoder, Weights, preset
+from tests.gpu.models.support import MOST, decode_graph, small_weights
+from tests.models.peers import FAMILIES, Session, prompts
 
 COUNTS = (5, 64, 100)
 PAD = 3
@@ -18,9 +18,8 @@ PAD = 3
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def decoder(request: pytest.FixtureRequest) -> Decoder:
-    config = ModelConfig.from_hf(hf_config(request.param, max_position_embeddings=1024))
-    config = config.replace(dtype=torch.bfloat16)
-    return Decoder(config, Weights.random(config, 5, "cuda"))
+    weights = small_weights(request.param)
+    return Decoder(weights.config, weights)
 
 
 def _begun(decoder: Decoder) -> tuple[Session, torch.Tensor]:

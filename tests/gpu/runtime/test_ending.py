@@ -12,20 +12,19 @@ from cuda.bindings import driver
 from smkern import LLM
 from smkern.errors import StalledError
 from smkern.kv import KvPool, KvSizes
-from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
+from smkern.models import Decoder, SamplingParams, Weights
 from smkern.runtime import ModelExecutor, Multiplexer
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.place import Place
+from tests.gpu.models.support import small_weights
 from tests.models.generation import assert_nothing_leaked, greedy
-from tests.models.peers import hf_config
 
 NEW = 12
 
 
 @pytest.fixture(scope="module")
 def weights() -> Weights:
-    config = ModelConfig.from_hf(hf_config("qwen3", max_position_embeddings=1024))
-    return Weights.random(config.replace(dtype=torch.bfloat16), 5, "cuda")
+    return small_weights()
 
 
 @pytest.mark.parametrize("turn", [1, 2, 7])

@@ -11,7 +11,7 @@ import torch
 
 import smkern
 from smkern.kv import KvPool, KvSizes
-from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
+from smkern.models import Decoder, SamplingParams
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.interleaver import Interleaver
@@ -19,7 +19,7 @@ from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.request import Request
 from smkern.runtime.ticket import Ticket
-from tests.models.peers import hf_config
+from tests.gpu.models.support import small_weights
 
 LENGTHS = [300, 17, 9, 129, 64, 511, 40, 33]
 NEW = 24
@@ -29,9 +29,8 @@ ALLOCATED = "allocation.all.allocated"
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    config = ModelConfig.from_hf(hf_config("qwen3", max_position_embeddings=2048))
-    config = config.replace(dtype=torch.bfloat16)
-    return Decoder(config, Weights.random(config, 5, "cuda"), batch_invariant=True)
+    weights = small_weights(max_position=2048)
+    return Decoder(weights.config, weights, batch_invariant=True)
 
 
 @pytest.fixture(scope="module")

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
-
-import torch
 
 import smkern
 from smkern.kv import KvPool, KvSizes
-from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
-from tests.models.peers import hf_config
+from smkern.models import Decoder, ModelConfig, SamplingParams
+from smkern.runtime import Multiplexer
+from tests.gpu.models.support import small_weights
 
 RUNG = 16
 LENGTHS = [300, 17, 9, 129, 64, 511, 40, 33]
 
 
-def test_a_crowd_on_a_split() -> None:
-    config = ModelConfig.from_hf(hf_config("qwen3", max_position_embeddings=2048))
-    config = config.replace(dtype=torch.bfloat16)
-    decoder = Decoder(config, Weights.random(config, 5, "cuda"))
+@contextmanager
+def serving(
+    num_pages: int, rungs: list[int | None], *, reuse: bool
+) -> Iterator[tuple[Multiplexer, KvPool, ModelConfig]]:
+    """A small model on a split, with graphs captured ahead for these rungs."""
+    weights = small_weights(max_position=2048)
+    config = weights.config
     sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim)
-    pool = KvPool(sizes, num_pages=400, device="cuda")
-    draw = Random(1)
+    pool = KvPool(sizes, num_pages=num_pages, device="cuda", reuse=reuse)
     policy = smkern.policies.StaticSplit(RUNG, layers=1, move=False)
     with smkern.ladder([RUNG]) as ladder:
         mux = smkern.serve(
-            decoder, pool, ladder=ladder, policy=policy, max_running=8, max_prefill=2,
-            max_tokens=512, rungs=[None, RUNG],
+            Decoder(config, weights), pool, ladder=ladder, policy=policy, max_running=8,
+            max_prefill=2, max_tokens=512, rungs=rungs,
         )  # fmt: skip
+        yield mux, pool, config
+        mux.close()
+
+
+def test_a_crowd_on_a_split() -> None:
+    draw = Random(1)
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    with serving(400, [None, RUNG], reuse=True) as (mux, pool, config):
         graphs = mux.memory_report().graphs
         assert graphs > 0
-        params = SamplingParams(max_new_tokens=20, ignore_eos=True)
         handles = []
         for length in LENGTHS:
-            handles.append(
-                mux.submit([draw.randrange(config.vocab_size) for _ in range(length)], params)
-            )
+            prompt = [draw.randrange(config.vocab_size) for _ in range(length)]
+            handles.append(mux.submit(prompt, params))
             mux.step()
         for output in mux.run():
             assert output.error is None
@@ -46,26 +55,11 @@ def test_a_crowd_on_a_split() -> None:
         pool.poll()
         pool.check()
         assert pool.usage.held == 0
-        mux.close()
 
 
 def test_missed_graphs_are_captured_when_nothing_runs() -> None:
-    config = ModelConfig.from_hf(hf_config("qwen3", max_position_embeddings=2048))
-    config = config.replace(dtype=torch.bfloat16)
-    decoder = Decoder(config, Weights.random(config, 5, "cuda"))
-    pool = KvPool(
-        KvSizes(config.num_layers, config.num_kv_heads, config.head_dim),
-        num_pages=100,
-        device="cuda",
-        reuse=False,
-    )
-    policy = smkern.policies.StaticSplit(RUNG, layers=1, move=False)
     params = SamplingParams(max_new_tokens=6, ignore_eos=True)
-    with smkern.ladder([RUNG]) as ladder:
-        mux = smkern.serve(
-            decoder, pool, ladder=ladder, policy=policy, max_running=8, max_prefill=2,
-            max_tokens=512, rungs=[None],
-        )  # fmt: skip
+    with serving(100, [None], reuse=False) as (mux, *_):
         before, tokens = mux.memory_report().graphs, []
         for _ in range(2):
             handles = [mux.submit([1] * length, params) for length in LENGTHS[1:4]]
@@ -77,4 +71,3 @@ def test_missed_graphs_are_captured_when_nothing_runs() -> None:
         assert mux.memory_report().graphs > before
         assert tokens == [[6] * 3] * 2
         assert not [note for note in mux.timeline.trace().notes if note.name == "put off"]
-        mux.close()
