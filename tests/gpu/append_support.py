@@ -10,30 +10,11 @@ from torch import Tensor
 
 import smkern
 from smkern.kernels.append_launch import variants_of
-from smkern.ops.append.call import Call
-from smkern.ops.append.operators import APPEND, APPEND_KV
-from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import append as reference
-from smkern.tuning.append import AppendProblem
 from tests.gpu.bits import twin
 from tests.gpu.compiling import compile_ahead
 from tests.gpu.gemm_support import capability
-from tests.ops.append_cases import FP8, Case, make
-
-Made = tuple[tuple[Tensor, ...], dict[str, Any]]
-_PLAIN = ("cu_q_lens", "page_indptr", "k_scale", "v_scale", "num_sms", "check")
-
-
-def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of `append_kv`."""
-    return {name: value for name, value in options.items() if name in _PLAIN}
-
-
-def problem(made: Made, *, plain: bool = False) -> AppendProblem:
-    args, options = made
-    op = APPEND_KV if plain else APPEND
-    call = Call(None, *args[1:], **plain_options(options)) if plain else Call(*args, **options)
-    return op.problem(call, aligned(op, call))
+from tests.ops.append_cases import FP8, Case, Made, make, plain_options, problem
 
 
 def precompile(cases: Iterable[Case]) -> None:

@@ -125,8 +125,8 @@ def attention(kernel: str) -> None:
 def append() -> None:
     """Small steps of every kind; then tables, lengths, ranges and positions of garbage."""
     from smkern.rope import Rope
-    from tests.gpu.append_support import plain_options, run, run_plain
-    from tests.ops.append_cases import FP8, Case, make
+    from tests.gpu.append_support import run, run_plain
+    from tests.ops.append_cases import FP8, Case, make, plain_options
 
     base = Case(((3, 40), (0, 5), (9, 9), (1, 1)), rope=Rope(64), norm=True)
     cases = [

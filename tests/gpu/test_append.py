@@ -17,7 +17,6 @@ from tests.gpu.append_support import (
     cloned,
     close,
     on_host,
-    plain_options,
     precompile,
     run,
     run_plain,
@@ -25,7 +24,7 @@ from tests.gpu.append_support import (
 )
 from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.sides import neighbours
-from tests.ops.append_cases import FP8, Case, make
+from tests.ops.append_cases import FP8, Case, make, plain_options
 
 RAGGED = ((1, 40), (300, 411), (0, 5), (8, 8), (1, 1), (0, 0), (129, 900), (2, 17))
 BASE = Case(RAGGED, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16,

@@ -38,7 +38,7 @@ from tests.gpu.bits import same_bits
 from tests.gpu.gemm_support import capability
 from tests.gpu.moe_support import BF16, NAN, given_of, routed
 from tests.gpu.smid_trace import TRACE_WORDS, Notes, traced_sources
-from tests.ops.append_cases import Case, make
+from tests.ops.append_cases import Case, make, problem
 from tests.ops.sample_cases import logits_of, options_of
 
 APPEND_CASE = Case(((700, 900), (1, 40), (300, 300), (8, 64)), q_heads=32, kv_heads=8, head_dim=128,
@@ -71,8 +71,8 @@ class TracedAppend(Traced):
         self.out = torch.full_like(self.made[0][0], torch.nan)
         self.notes = Notes()
         with self.notes.compiling():
-            problem = append_support.problem(self.made)
-            self._launch = AppendKernels(capability()).prepare(problem, config, budget)
+            found = problem(self.made)
+            self._launch = AppendKernels(capability()).prepare(found, config, budget)
         call = Call(*self.made[0], **self.made[1], out=self.out)
         self._given = (*APPEND.addresses(call), *APPEND.numbers(call))
         torch.cuda.synchronize()

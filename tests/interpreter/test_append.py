@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,16 +13,19 @@ from smkern.kernels.append_launch import launch_interpreted
 from smkern.ops.reference import append as reference
 from smkern.rope import Rope
 from smkern.tuning.append import AppendConfig, Budget
-from tests.interpreter.append_support import Case, inputs
+from tests.ops.append_cases import FP8, NAMES, Case, make, problem
 
-CONFIG = AppendConfig(4)
+CONFIG, THREE = AppendConfig(4), Budget(3, "grid")
 RAGGED = ((3, 40), (0, 5), (1, 1), (9, 9), (2, 33), (0, 0), (1, 16))
-BASE = Case(RAGGED, rope=Rope(64), norm=True)
+PLAIN = Case(RAGGED, q_heads=0, gap=8)
+BASE = Case(RAGGED, rope=Rope(64), norm=True, gap=8, options={"eps": 1e-3})
+DECODE = ((1, 40), (1, 1), (1, 17))
+WHERE = torch.randint(-3, 80, (BASE.tokens,), generator=torch.Generator().manual_seed(0))
 GRID = {
-    "plain": Case(RAGGED, q_heads=0),
-    "plain-decode": Case(q_heads=0, ragged=False),
+    "plain": PLAIN,
+    "plain-decode": replace(PLAIN, requests=DECODE),
     "all": BASE,
-    "decode": replace(BASE, requests=((1, 40), (1, 1), (1, 17)), ragged=False),
+    "decode": replace(BASE, requests=DECODE),
     "rope": replace(BASE, norm=False),
     "norm": replace(BASE, rope=None),
     "neither": replace(BASE, rope=None, norm=False),
@@ -37,44 +41,59 @@ GRID = {
     "odd-heads": replace(BASE, q_heads=9, kv_heads=3),
     "many-heads": replace(BASE, q_heads=40, kv_heads=40),
     "flat": replace(BASE, flat=True),
-    "flat-plain": Case(RAGGED, q_heads=0, flat=True, page_size=1),
+    "flat-plain": replace(PLAIN, flat=True, page_size=1),
     "heads-first": replace(BASE, heads_first=True),
-    "positions": replace(BASE, positions=torch.int32),
-    "long-positions": replace(BASE, positions=torch.int64),
+    "positions": replace(BASE, options={"positions": WHERE.int()}),
+    "long-positions": replace(BASE, options={"positions": WHERE}),
     "padding": replace(BASE, padding=5),
-    "fp8": replace(BASE, fp8=True),
-    "fp8-scales": replace(BASE, fp8=True, k_scale=0.03, v_scale=torch.tensor([0.7])),
-    "fp8-plain": Case(RAGGED, q_heads=0, fp8=True, k_scale=torch.tensor([0.001])),
+    "fp8": replace(BASE, cache_dtype=FP8),
+    "fp8-scales": replace(
+        BASE, cache_dtype=FP8, options={"k_scale": 0.03, "v_scale": torch.tensor([0.7])}
+    ),
+    "fp8-plain": replace(PLAIN, cache_dtype=FP8, options={"k_scale": torch.tensor([0.001])}),
 }
 
 
-def bits(x: Tensor) -> Tensor:
-    """Numbers to compare fp8 caches by: their own, NaN where nothing was written."""
-    return x.float()
+def inputs(case: Case) -> dict[str, Any]:
+    """Keyword arguments of the reference, always the same; poison behind the table's lengths."""
+    torch.manual_seed(0)
+    args, options = make(case)
+    given = dict(zip(NAMES, args, strict=True)) | options
+    if not case.q_heads:
+        del given["q"]
+    if not case.flat:
+        table = given["page_table"]
+        table[table < 0] = 1 << 30
+        table[:, -1] = -5
+    return given
 
 
-def check(case: Case, config: AppendConfig = CONFIG, budget: Budget | None = None) -> None:
+def launch(case: Case, given: dict[str, Any], config: AppendConfig, budget: Budget, **more) -> None:
+    found = problem(make(case), plain=not case.q_heads, whole=False)
+    tensors = {name: x for name, x in given.items() if name != "interleaved"}
+    launch_interpreted(found, config, budget, **tensors, **more)
+
+
+def check(case: Case, config: AppendConfig = CONFIG, budget: Budget = THREE) -> None:
     """The kernel's q, k and v against the reference's; what is not appended stays NaN."""
     given, same = inputs(case), inputs(case)
     if case.q_heads:
         given["out"] = torch.full(same["q"].shape, torch.nan).half()
         want = torch.full_like(given["out"], torch.nan)
-        interleaved = case.problem.interleaved
-        reference.qk_norm_rope_append(**same, out=want, interleaved=interleaved)
+        reference.qk_norm_rope_append(**same, out=want)
     else:
         reference.append_kv(**same)
-    launch_interpreted(case.problem, config, budget or Budget(3, "grid"), **given)
+    launch(case, given, config, budget)
     turned = case.rope is not None or case.norm
-    rtol, atol = (0.13, 2e-3) if case.fp8 else (2e-3, 2e-3)
-    torch.testing.assert_close(
-        bits(given["k_cache"]), bits(same["k_cache"]), equal_nan=True,
-        rtol=rtol if turned else 0, atol=atol if turned else 0,
-    )  # fmt: skip
-    torch.testing.assert_close(
-        bits(given["v_cache"]), bits(same["v_cache"]), rtol=0, atol=0, equal_nan=True
-    )
+    rtol, atol = (0.13, 2e-3) if case.cache_dtype is FP8 else (2e-3, 2e-3)
+    close(given["k_cache"], same["k_cache"], rtol=rtol if turned else 0, atol=atol if turned else 0)
+    close(given["v_cache"], same["v_cache"], rtol=0, atol=0)
     if case.q_heads:
-        torch.testing.assert_close(given["out"], want, rtol=2e-3, atol=2e-3, equal_nan=True)
+        close(given["out"], want, rtol=2e-3, atol=2e-3)
+
+
+def close(found: Tensor, want: Tensor, *, rtol: float, atol: float) -> None:
+    torch.testing.assert_close(found.float(), want.float(), rtol=rtol, atol=atol, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", GRID.values(), ids=GRID)
@@ -91,7 +110,7 @@ def test_any_budget_and_shape_of_a_cta(config: AppendConfig, budget: Budget) -> 
 def test_q_may_be_written_in_place() -> None:
     given, same = inputs(BASE), inputs(BASE)
     want = reference.qk_norm_rope_append(**same)
-    launch_interpreted(BASE.problem, CONFIG, Budget(2, "grid"), **given, out=given["q"])
+    launch(BASE, given, CONFIG, Budget(2, "grid"), out=given["q"])
     torch.testing.assert_close(given["q"], want, rtol=2e-3, atol=2e-3)
     assert torch.equal(given["k"], same["k"])
 
@@ -110,7 +129,7 @@ def test_bad_lengths_and_pages_write_nothing(flat: bool) -> None:
     out = torch.full(given["q"].shape, torch.nan).half()
     want = torch.full_like(out, torch.nan)
     reference.qk_norm_rope_append(**same, out=want)
-    launch_interpreted(case.problem, CONFIG, Budget(2, "grid"), **given, out=out)
+    launch(case, given, CONFIG, Budget(2, "grid"), out=out)
     for name in ("k_cache", "v_cache"):
         assert torch.equal(given[name].isnan(), same[name].isnan())
 
@@ -120,10 +139,10 @@ def test_e4m3_by_hand_is_torchs() -> None:
     every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.float16)
     every = every.float()
     tokens = every.numel() // 64
-    case = Case(((tokens, tokens),), q_heads=0, kv_heads=1, fp8=True, page_size=256)
+    case = Case(((tokens, tokens),), q_heads=0, kv_heads=1, cache_dtype=FP8, page_size=256)
     given = inputs(case)
     given["k"] = every.half().view(tokens, 1, 64)
-    launch_interpreted(case.problem, AppendConfig(16), Budget(1, "grid"), **given)
+    launch(case, given, AppendConfig(16), Budget(1, "grid"))
     pages = given["page_table"][0, : tokens // 256].long()
     got = given["k_cache"].view(torch.uint8)[pages].flatten()
     want = every.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)

@@ -9,8 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smkern.ops.append.call import Call
+from smkern.ops.append.operators import APPEND, APPEND_KV
+from smkern.ops.operator_warmup import aligned
 from smkern.rope import Rope
+from smkern.tuning.append import AppendProblem
 
+Made = tuple[tuple[Tensor, ...], dict[str, Any]]
+NAMES = ("q", "k", "v", "k_cache", "v_cache", "page_table", "kv_lens")
+"""Of the tensors that are made."""
 NAN = float("nan")
 FP8 = torch.float8_e4m3fn
 
@@ -31,24 +38,29 @@ class Case:
     flat: bool = False
     heads_first: bool = False
     fill: float = NAN
+    gap: int = 0
+    """Elements behind each token's heads."""
+    padding: int = 0
+    """Tokens behind the last request's."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
-        return sum(q_len for q_len, _ in self.requests)
+        return sum(q_len for q_len, _ in self.requests) + self.padding
 
 
 DECODE = Case(requests=((1, 37), (1, 5), (1, 16)))
 ALL = Case(rope=Rope(64), norm=True)
 
 
-def make(case: Case, device: str = "cpu") -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """(q, k, v, k_cache, v_cache, page_table, kv_lens) and options, by torch's seed.
+def make(case: Case, device: str = "cpu") -> Made:
+    """Tensors and options of a call, by torch's seed.
 
     q, k and v are views of one qkv matrix. Table entries behind a length are no pages.
     """
     heads = case.q_heads + 2 * case.kv_heads
-    qkv = torch.randn(case.tokens, heads, case.head_dim).to(case.dtype).to(device)
+    wide = torch.randn(case.tokens, heads * case.head_dim + case.gap).to(case.dtype).to(device)
+    qkv = wide[:, : heads * case.head_dim].unflatten(1, (heads, case.head_dim))
     rows = qkv.split([case.q_heads, case.kv_heads, case.kv_heads], 1)
     counts = [-(-kv_len // case.page_size) for _, kv_len in case.requests]
     pages = sum(counts) + 3
@@ -79,3 +91,19 @@ def make(case: Case, device: str = "cpu") -> tuple[tuple[Tensor, ...], dict[str,
         options |= {"q_norm": weights[0], "k_norm": weights[1]}
     others = (*caches, table, kv_lens)
     return (*rows, *(x.to(device) for x in others)), options
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of `append_kv`."""
+    names = ("cu_q_lens", "page_indptr", "k_scale", "v_scale", "num_sms", "check")
+    return {name: options[name] for name in names if name in options}
+
+
+def problem(made: Made, *, plain: bool = False, whole: bool | None = None) -> AppendProblem:
+    """What a launch is decided by; `whole`: whether addresses count as whole 16 bytes."""
+    args, options = made
+    op = APPEND_KV if plain else APPEND
+    call = Call(None, *args[1:], **plain_options(options)) if plain else Call(*args, **options)
+    found = op.problem(call, aligned(op, call) if whole is None else whole)
+    assert found is not None
+    return found

@@ -9,9 +9,7 @@ import torch
 
 import smkern.ops as smkern
 from smkern.errors import ArgumentError, BudgetError
-from tests.ops.append_cases import ALL, DECODE, FP8, make
-
-NAMES = ("q", "k", "v", "k_cache", "v_cache", "page_table", "kv_lens")
+from tests.ops.append_cases import ALL, DECODE, FP8, NAMES, make
 
 
 def call(case=ALL, check=False, **changes):

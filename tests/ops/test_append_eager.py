@@ -18,7 +18,7 @@ from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import append as reference
 from smkern.rope import Rope
 from smkern.tuning.append import APPEND_FAMILY, VECTOR, AppendProblem, Budget
-from tests.ops.append_cases import ALL, DECODE, FP8, make
+from tests.ops.append_cases import ALL, DECODE, FP8, make, plain_options
 from tests.ops.conftest import FakeProfile, memory, streams_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": FP8}
@@ -148,8 +148,7 @@ def test_values_and_pointers(device, case, place):
     torch.manual_seed(1)
     same, _ = make(case)
     if place == "plain":
-        names = ("cu_q_lens", "page_indptr", "k_scale", "v_scale")
-        options = {name: options[name] for name in names if name in options}
+        options = plain_options(options)
         assert device(None, *args[1:], **options, check=True) is None
         reference.append_kv(*same[1:], **options)
     else:

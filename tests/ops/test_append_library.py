@@ -13,7 +13,7 @@ import smkern.ops as smkern
 from smkern.errors import ArgumentError
 from smkern.ops.reference import append as reference
 from smkern.rope import Rope
-from tests.ops.append_cases import ALL, DECODE, FP8, Case, make
+from tests.ops.append_cases import ALL, DECODE, FP8, Case, make, plain_options
 
 pytestmark = pytest.mark.slow
 
@@ -43,11 +43,6 @@ def number(x):
     return x.float().nan_to_num(77.0)
 
 
-def without_q(options):
-    names = ("cu_q_lens", "page_indptr", "k_scale", "v_scale", "num_sms")
-    return {name: options[name] for name in names if name in options}
-
-
 @EACH
 def test_cpu_tensors_run_the_reference(case):
     (args, options), (same, _) = twins(case)
@@ -62,8 +57,8 @@ def test_cpu_tensors_run_the_reference(case):
 @EACH
 def test_plain_append(case):
     (args, options), (same, _) = twins(case)
-    assert smkern.append_kv(*args[1:], **without_q(options), check=True) is None
-    known = {name: x for name, x in without_q(options).items() if name != "num_sms"}
+    assert smkern.append_kv(*args[1:], **plain_options(options), check=True) is None
+    known = {name: x for name, x in plain_options(options).items() if name != "num_sms"}
     reference.append_kv(*same[1:], **known)
     for x, y in zip(args[3:5], same[3:5], strict=True):
         assert torch.equal(number(x), number(y))
@@ -108,7 +103,7 @@ def test_opcheck(case):
     args = (args[0].clone(), *args[1:])
     opcheck(operators.qk_norm_rope_append_.default, args, options)
     plain = {x: y for x, y in options.items() if x in ("k_scale_tensor", "v_scale_tensor")}
-    opcheck(operators.append_kv.default, args[1:], plain | without_q(options))
+    opcheck(operators.append_kv.default, args[1:], plain | plain_options(options))
 
 
 @pytest.mark.parametrize("place", ["new", "out", "in-place"])
@@ -160,9 +155,9 @@ def test_fake_tensors_know_the_shape():
     with mode:
         out = smkern.qk_norm_rope_append(*fakes, **known)
         assert out.shape == args[0].shape
-        assert smkern.append_kv(*fakes[1:], **without_q(known)) is None
+        assert smkern.append_kv(*fakes[1:], **plain_options(known)) is None
         with pytest.raises(ArgumentError, match="k has 1 heads of 64, the caches 2 of 64"):
-            smkern.append_kv(*(x[:, :1] for x in fakes[1:3]), *fakes[3:], **without_q(known))
+            smkern.append_kv(*(x[:, :1] for x in fakes[1:3]), *fakes[3:], **plain_options(known))
 
 
 def test_nothing_to_append():

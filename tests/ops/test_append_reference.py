@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
 import torch
 
 from smkern.ops.reference import append as reference
 from smkern.rope import Rope
+from tests.ops.append_cases import FP8, Case, make
 
-HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 64, 4, 24
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
 KV_LENS = [9, 3, 1, 30, 5]
 Q_LENS = [2, 3, 0, 7, 1]
-
-
-def operands(dtype=torch.float32, q_lens=Q_LENS, cache_dtype=None):
-    tokens = sum(q_lens)
-    q, k, v = (torch.randn(tokens, n, DIM).to(dtype) for n in (HEADS, KV_HEADS, KV_HEADS))
-    shape = (PAGES, PAGE, KV_HEADS, DIM)
-    caches = [torch.full(shape, float("nan")).to(cache_dtype or dtype) for _ in range(2)]
-    counts = [-(-n // PAGE) for n in KV_LENS]
-    order = torch.randperm(PAGES)[: sum(counts)].int()
-    table = torch.full((len(KV_LENS), max(counts) + 1), -3, dtype=torch.int32)
-    for r, (begin, end) in enumerate(pairwise([0, *torch.tensor(counts).cumsum(0).tolist()])):
-        table[r, : end - begin] = order[begin:end]
-    cu = torch.tensor([0, *q_lens]).cumsum(0).int()
-    return [q, k, v, *caches, table, torch.tensor(KV_LENS, dtype=torch.int32)], cu
+BASE = Case(
+    tuple(zip(Q_LENS, KV_LENS, strict=True)), HEADS, KV_HEADS, DIM, PAGE, dtype=torch.float32
+)
 
 
 def by_hand(x, position, rope, weight, eps):
@@ -52,15 +42,14 @@ def by_hand(x, position, rope, weight, eps):
     "rope", [None, Rope(DIM), Rope(32), Rope(DIM, interleaved=True), Rope(16, interleaved=True)]
 )
 def test_values(rope, norm):
-    args, cu = operands()
+    args, ragged = make(BASE)
     weights = [torch.randn(DIM), torch.randn(DIM)] if norm else [None, None]
-    given = list(args)
     out = reference.qk_norm_rope_append(
-        *args, cu_q_lens=cu, cos_sin=None if rope is None else rope.table(64),
+        *args, **ragged, cos_sin=None if rope is None else rope.table(64),
         interleaved=rope is not None and rope.interleaved, q_norm=weights[0], k_norm=weights[1],
         eps=1e-3,
     )  # fmt: skip
-    q, k, v, k_cache, v_cache, table, _ = given
+    q, k, v, k_cache, v_cache, table, _ = args
     want_k, want_v = torch.full_like(k_cache, torch.nan), torch.full_like(v_cache, torch.nan)
     want_q = torch.empty_like(q)
     token = 0
@@ -81,7 +70,7 @@ def test_values(rope, norm):
 
 
 def test_one_token_a_request_and_a_flat_table():
-    args, _ = operands(torch.float16, [1] * 5)
+    args, _ = make(replace(BASE, requests=tuple((1, n) for n in KV_LENS), dtype=torch.float16))
     q, k, v, k_cache, v_cache, table, kv_lens = args
     rope = Rope(DIM)
     reference.qk_norm_rope_append(*args, cos_sin=rope.table(40))
@@ -98,12 +87,10 @@ def test_one_token_a_request_and_a_flat_table():
 
 
 def test_positions_override_those_of_rope_only():
-    args, cu = operands()
+    args, ragged = make(BASE)
     rope = Rope(DIM)
     where = torch.randint(0, 50, (sum(Q_LENS),))
-    out = reference.qk_norm_rope_append(
-        *args, cu_q_lens=cu, cos_sin=rope.table(50), positions=where
-    )
+    out = reference.qk_norm_rope_append(*args, **ragged, cos_sin=rope.table(50), positions=where)
     want = by_hand(args[0][3, 1], int(where[3]), rope, None, 0)
     torch.testing.assert_close(out[3, 1], torch.tensor(want), atol=1e-5, rtol=1e-5)
     written = ~args[3][..., 0, 0].isnan()
@@ -111,27 +98,27 @@ def test_positions_override_those_of_rope_only():
 
 
 def test_fp8_is_divided_saturated_and_keeps_nan():
-    args, cu = operands(cache_dtype=torch.float8_e4m3fn)
+    args, ragged = make(replace(BASE, cache_dtype=FP8))
     args[1][0, 0, :4] = torch.tensor([1e6, -1e6, torch.nan, 0.3])
-    reference.append_kv(*args[1:], cu_q_lens=cu, k_scale=0.25, v_scale=torch.tensor([2.0]))
+    reference.append_kv(*args[1:], **ragged, k_scale=0.25, v_scale=torch.tensor([2.0]))
     page, slot = int(args[5][0, 7 // PAGE]), 7 % PAGE
     row = args[3][page, slot, 0].float()
     assert row[:2].tolist() == [448.0, -448.0]
     assert row[2].isnan()
-    want = (4 * args[1][0, 0, 3:]).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    want = (4 * args[1][0, 0, 3:]).clamp(-448, 448).to(FP8).float()
     assert torch.equal(row[3:], want)
-    want = (args[2][0] / 2).to(torch.float8_e4m3fn).float()
+    want = (args[2][0] / 2).to(FP8).float()
     assert torch.equal(args[4][page, slot].float(), want)
 
 
 def test_what_has_no_page_is_not_written():
-    args, cu = operands(torch.float16)
+    args, ragged = make(replace(BASE, dtype=torch.float16))
     _, k, v, k_cache, v_cache, table, kv_lens = args
-    table[0, 1] = PAGES  # of the token at 7; that at 8 has a page
+    table[0, 1] = len(k_cache)  # of the token at 7; that at 8 has a page
     table[1, 0] = -1
     kv_lens[3] = 10_000
     kv_lens[4] = 0
-    reference.append_kv(k, v, k_cache, v_cache, table, kv_lens, cu_q_lens=cu)
+    reference.append_kv(k, v, k_cache, v_cache, table, kv_lens, **ragged)
     for x, cache in ((k, k_cache), (v, v_cache)):
         assert torch.equal(cache[int(table[0, 2]), 0], x[1])
         assert int((~cache.isnan()).sum()) == KV_HEADS * DIM
