@@ -20,8 +20,6 @@ from smkern.kernels.append_triton import append_rows
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget, num_ctas
 from tests.kernels.cubins import layouts_summed, sass, usage
 
-triton = pytest.importorskip("triton")
-
 pytestmark = pytest.mark.slow
 
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)

@@ -18,8 +18,6 @@ from smkern.tuning.constraints import shared_limit
 from tests.kernels.cubins import told, usage
 from tests.kernels.devices import profile_of
 
-triton = pytest.importorskip("triton")
-
 pytestmark = pytest.mark.slow
 
 

@@ -35,8 +35,6 @@ from tests.kernels.test_moe_triton import waits_first
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("triton")
-
 FULL = Epilogue(True, True, "silu")
 GIVEN = ["out_ptr", "bias_ptr", "residual_ptr", "partials", "counters", "a_scale", "w_scale"]
 """Addresses of a GEMM, in order."""

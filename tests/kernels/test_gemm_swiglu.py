@@ -16,8 +16,6 @@ from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
 from tests.kernels.cubins import sass, told
 
-pytest.importorskip("triton")
-
 pytestmark = pytest.mark.slow
 
 USAGE = re.compile(r"REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")

@@ -25,8 +25,6 @@ from tests.kernels.test_moe_triton import waits_first
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("triton")
-
 BASE = GroupedProblem(512, 128, 768, 2048, swiglu=True)
 KINDS = {
     "gate-up": BASE,

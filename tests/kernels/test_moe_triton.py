@@ -31,8 +31,6 @@ from smkern.tuning.moe import (
 )
 from tests.kernels.cubins import layouts_summed, sass, usage
 
-pytest.importorskip("triton")
-
 pytestmark = pytest.mark.slow
 
 TOPK = TopkProblem(64, 128, 8)

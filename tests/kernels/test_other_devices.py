@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
 from smkern.device import Budget
 from smkern.kernels import gemm_launch
@@ -28,8 +29,6 @@ from smkern.tuning.grouped import GROUPED_FAMILY, GroupedProblem
 from smkern.tuning.rows import RowsProblem, choose
 from tests.kernels.cubins import told, usage
 from tests.kernels.devices import FACTS, profile_of
-
-triton = pytest.importorskip("triton")
 
 pytestmark = pytest.mark.slow
 

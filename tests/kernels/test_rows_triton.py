@@ -15,8 +15,6 @@ from smkern.kernels.rows_launch import PARAMETERS, variant_of
 from smkern.tuning.rows import RowsConfig, RowsProblem, held, registers, shapes_of
 from tests.kernels.cubins import layouts_summed, sass, usage
 
-pytest.importorskip("triton")
-
 pytestmark = pytest.mark.slow
 
 WIDTHS = (2048, 4096, 5120, 7168, 8192, 12288, 16384)

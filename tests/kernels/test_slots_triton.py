@@ -8,8 +8,6 @@ from smkern.kernels import slots_launch, slots_triton
 from smkern.kernels.slots_launch import PARAMETERS, SlotVariant, grids
 from tests.kernels.cubins import usage
 
-pytest.importorskip("triton")
-
 
 def test_parameters_are_packed_in_the_kernels_order() -> None:
     names = slots_triton.update_slots.arg_names

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smkern.kernels.gemm_schedule import make_schedule
 from smkern.tuning import candidates, constraints
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.select import rank
@@ -150,12 +151,11 @@ def test_splits_have_work_for_every_piece_and_fit_one_wave(tiles, ctas, steps):
 
 @pytest.mark.parametrize("kernel", ["ws", "tma"])
 def test_workspace_is_what_the_launch_reserves_at_most(kernel):
-    launch = pytest.importorskip("smkern.kernels.gemm_schedule")
     for problem in (GemmProblem(64, 6144, 4096), GemmProblem(1000, 4096, 14336)):
         for num_sms in (16, 72, 132):
             budget = Budget(num_sms, "mask", True)
             for config in candidates_of(problem, budget, SM_90, (kernel,)):
-                schedule = launch.make_schedule(problem, config, budget)
+                schedule = make_schedule(problem, config, budget)
                 partials = 4 * config.block_m * config.block_n * schedule.partial_slots
                 assert partials + constraints.COUNTER_BYTES <= constraints.MAX_WORKSPACE_BYTES
                 assert schedule.num_ctas <= constraints.num_ctas(config, budget)

@@ -2,11 +2,10 @@
 
 import pytest
 
+from smkern.kernels.gemm_compile import compile_variant
+from smkern.kernels.gemm_variants import variant_of
 from smkern.tuning import candidates, constraints
 from smkern.tuning.config import Epilogue, GemmProblem
-
-compiler = pytest.importorskip("smkern.kernels.gemm_compile")
-variants = pytest.importorskip("smkern.kernels.gemm_variants")
 
 CORNERS = {
     "largest tile": ("ws", 128, 256, 1, False),
@@ -31,5 +30,5 @@ def test_shared_memory_is_at_most_what_the_rules_say(case, residual):
         and config.ctas_per_sm == ctas
     )
     problem = GemmProblem(512, 4096, 4096, epilogue=Epilogue(residual=residual))
-    artifact = compiler.compile_variant(variants.variant_of(problem, config, 90))
+    artifact = compile_variant(variant_of(problem, config, 90))
     assert artifact.shared_bytes <= constraints.shared_bytes(config, residual=residual)
