@@ -43,12 +43,14 @@ GRID = {
     "flat": replace(BASE, flat=True),
     "flat-plain": replace(PLAIN, flat=True, page_size=1),
     "heads-first": replace(BASE, heads_first=True),
-    "positions": replace(BASE, options={"positions": WHERE.int()}),
-    "long-positions": replace(BASE, options={"positions": WHERE}),
+    "positions": replace(BASE, options=BASE.options | {"positions": WHERE.int()}),
+    "long-positions": replace(BASE, options=BASE.options | {"positions": WHERE}),
     "padding": replace(BASE, padding=5),
     "fp8": replace(BASE, cache_dtype=FP8),
     "fp8-scales": replace(
-        BASE, cache_dtype=FP8, options={"k_scale": 0.03, "v_scale": torch.tensor([0.7])}
+        BASE,
+        cache_dtype=FP8,
+        options=BASE.options | {"k_scale": 0.03, "v_scale": torch.tensor([0.7])},
     ),
     "fp8-plain": replace(PLAIN, cache_dtype=FP8, options={"k_scale": torch.tensor([0.001])}),
 }

@@ -20,7 +20,7 @@ from smkern.tuning import constraints
 from smkern.tuning.append import AppendProblem
 from smkern.tuning.attention import constraints as attention_constraints
 from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
-from smkern.tuning.cells import user_path
+from smkern.tuning.cells import PROVENANCE, user_path
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, load_constants
 from smkern.tuning.families import FAMILIES
@@ -33,6 +33,8 @@ from smkern.tuning.table import Cell, CellKey
 from tests import gpus
 
 GEMMS = [GemmProblem(m, n, k) for m in (1, 64, 2048) for n, k in ((6144, 4096), (4096, 14336))]
+CONFIG = GemmConfig("pointer", 64, 64, 64)
+META = dict.fromkeys(PROVENANCE, "x")
 every_gpu = pytest.mark.parametrize("info", gpus.FOREIGN, ids=gpus.by_name)
 
 
@@ -126,31 +128,26 @@ def test_no_table_of_another_gpu_is_found(info) -> None:
 
 def test_a_table_of_another_gpu_in_this_ones_place_is_refused_and_left() -> None:
     path = user_path(gpus.A100.name)
-    meta = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
-    config = GemmConfig("pointer", 64, 64, 64)
     key = CellKey.of(GEMMS[0], Budget(32, "mask"))
     store = GEMM_FAMILY.file(path)
-    store.merge({key: Cell(config, 1.0, config, 1.0)}, meta | {"gpu": "NVIDIA H200"})
+    store.merge({key: Cell(CONFIG, 1.0, CONFIG, 1.0)}, META | {"gpu": "NVIDIA H200"})
     before = path.read_bytes()
     with pytest.raises(TableError, match=r"tuned on 'NVIDIA H200', and this is 'NVIDIA A100"):
         GEMM_FAMILY.load(profile_for(gpus.A100))
     with pytest.raises(TableError, match="tuned on 'NVIDIA H200'"):
-        store.merge({key: Cell(config, 2.0, config, 2.0)}, meta | {"gpu": gpus.A100.name})
+        store.merge({key: Cell(CONFIG, 2.0, CONFIG, 2.0)}, META | {"gpu": gpus.A100.name})
     assert path.read_bytes() == before
 
 
 def test_what_is_tuned_here_is_what_dispatch_reads_here(monkeypatch) -> None:
     """Under its own name, so a second run finds the first one's cells."""
     gpus.install(monkeypatch, gpus.H100)
-    meta = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
-    meta["gpu"] = gpus.H100.name
-    config = GemmConfig("pointer", 64, 64, 64)
     budget = Budget(32, "mask", False)
-    cells = {CellKey.of(GEMMS[0], budget): Cell(config, 1.0, config, 1.0)}
+    cells = {CellKey.of(GEMMS[0], budget): Cell(CONFIG, 1.0, CONFIG, 1.0)}
     for _ in range(2):
-        GEMM_FAMILY.file(user_path(gpus.H100.name)).merge(cells, meta)
+        GEMM_FAMILY.file(user_path(gpus.H100.name)).merge(cells, META | {"gpu": gpus.H100.name})
     found = gemm_dispatcher.__wrapped__(0).select(GEMMS[0], budget)
-    assert (found.source, found.config) == ("table", config)
+    assert (found.source, found.config) == ("table", CONFIG)
 
 
 def test_two_gpus_of_different_kinds_have_a_dispatcher_each(monkeypatch) -> None:

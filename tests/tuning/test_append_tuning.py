@@ -24,7 +24,6 @@ from tests.ops.conftest import FakeProfile
 
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
 PROFILE = FakeProfile()
-META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
 
 
 def test_bytes():

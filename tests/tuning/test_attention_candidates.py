@@ -7,16 +7,12 @@ import pytest
 from smkern.kernels.attention.triton_compile import default_config as kernels_default
 from smkern.tuning.attention import constraints
 from smkern.tuning.attention.select import candidates
-from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention.shapes import AttentionConfig, Budget
+from tests.tuning.attention_steps import DECODE, decode_of, problem_of
 
-DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
 PREFILL = replace(DECODE, batch=1, max_q_len=2048, max_tokens=2048, max_total_kv=4096)
 MASK, GRID = Budget(16, "mask"), Budget(16, "grid")
 HOPPER, AMPERE = (9, 0), (8, 0)
-
-
-def problem_of(shape=DECODE, dtype="bf16", cache_dtype="bf16", **changes):
-    return AttentionProblem(replace(shape, **changes), dtype, cache_dtype)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +87,7 @@ def test_decode_has_teams_and_prefill_one_configuration():
 @pytest.mark.parametrize("batch", [1, 64, 512])
 @pytest.mark.parametrize("length", [128, 4096, 131072])
 def test_neither_batch_nor_length_turns_bits(batch, length):
-    problem = problem_of(
-        batch=batch, max_tokens=batch, max_kv_len=length, max_total_kv=batch * length
-    )
+    problem = decode_of(batch, length)
     for kernel in constraints.AVAILABLE:
         config = constraints.default_config(problem, kernel)
         default = constraints.default_config(problem_of(), kernel)

@@ -14,13 +14,9 @@ from smkern.tuning.attention.shapes import (
     AttentionShape,
     Budget,
 )
+from tests.tuning.attention_steps import decode_of
 
 SMS = (16, 24, 32, 48, 64, 84, 100, 116, 132)
-
-
-def decode_of(batch, length, **changes):
-    shape = AttentionShape(batch, 32, 8, 128, 16, 1, length, batch, batch * length)
-    return AttentionProblem(replace(shape, **changes))
 
 
 def prefill_of(batch, q_len, length, **changes):

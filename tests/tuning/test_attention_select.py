@@ -1,27 +1,16 @@
 """Attention's choice: kernel by model and device, run-time numbers by table or model."""
 
-from dataclasses import replace
-
 import pytest
 
 from smkern.errors import ArgumentError, BudgetError
 from smkern.tuning.attention import constraints
 from smkern.tuning.attention.key import AttentionKey
 from smkern.tuning.attention.select import AttentionTable, select_attention
-from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention.shapes import Budget
 from smkern.tuning.cells import Tuned
+from tests.tuning.attention_steps import BUDGET, TWO, decode_of, problem_of
 
-DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
-BUDGET = Budget(32, "mask", False)
-TWO = AttentionConfig("cuda", teams=2)
-
-
-def problem_of(**changes):
-    return AttentionProblem(replace(DECODE, **changes))
-
-
-def table_of(config, problem=None, budget=BUDGET):
-    return AttentionTable({}, {AttentionKey.of(problem or problem_of(), budget): Tuned(config, 9)})
+TABLE = AttentionTable({}, {AttentionKey.of(problem_of(), BUDGET): Tuned(TWO, 9)})
 
 
 @pytest.mark.parametrize(
@@ -49,8 +38,7 @@ def test_older_devices_run_triton(ampere):
 @pytest.mark.parametrize("batch", [1, 7, 64, 300])
 @pytest.mark.parametrize("head_dim", [80, 128])
 def test_neither_batch_nor_budget_turns_bits(num_sms, batch, head_dim, profile):
-    changes = {"batch": batch, "max_tokens": batch, "max_total_kv": batch * 4096}
-    problem = problem_of(head_dim=head_dim, **changes)
+    problem = decode_of(batch, 4096, head_dim=head_dim)
     for confined in ("mask", "grid"):
         budget = Budget(num_sms, confined)
         config = select_attention(problem, budget, profile).config
@@ -60,12 +48,12 @@ def test_neither_batch_nor_budget_turns_bits(num_sms, batch, head_dim, profile):
 
 
 def test_a_tuned_cell_counts_before_the_model(profile):
-    found = select_attention(problem_of(), BUDGET, profile, table_of(TWO))
+    found = select_attention(problem_of(), BUDGET, profile, TABLE)
     assert (found.config, found.source) == (TWO, "table")
 
 
 def test_a_named_kernel_is_forced_and_asks_no_table(profile):
-    found = select_attention(problem_of(), BUDGET, profile, table_of(TWO), "triton")
+    found = select_attention(problem_of(), BUDGET, profile, TABLE, "triton")
     assert (found.config.kernel, found.source) == ("triton", "forced")
 
 

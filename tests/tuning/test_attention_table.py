@@ -7,21 +7,10 @@ import pytest
 from smkern.profile import load_profile
 from smkern.tuning.attention.key import AttentionKey, mean_kv_len
 from smkern.tuning.attention.select import ATTENTION_FAMILY, AttentionTable
-from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape
 from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.cells import Tuned
-
-DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
-BUDGET = Budget(32, "mask", False)
-TWO = AttentionConfig("cuda", teams=2)
-
-
-def problem_of(**changes):
-    return AttentionProblem(replace(DECODE, **changes))
-
-
-def decode_of(batch, length):
-    return problem_of(batch=batch, max_tokens=batch, max_kv_len=length, max_total_kv=batch * length)
+from tests.tuning.attention_steps import BUDGET, TWO, decode_of, problem_of
 
 
 def table_of(*found):

@@ -21,7 +21,6 @@ from smkern.tuning.moe import (
 )
 from tests.ops.conftest import FakeProfile
 
-META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
 PROFILE: Any = FakeProfile()
 SMALL = {
     "topk": TopkProblem(64, 128, 8),
