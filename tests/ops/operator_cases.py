@@ -83,17 +83,16 @@ class FakeOperator:
     """One operator on one device: its streams (a number each) and whether a capture is on."""
 
     def __init__(
-        self, op: Operator[Any], capability: tuple[int, int] = (9, 0), kernels: Any = None
-    ) -> None:
+        self, op: Operator[Any], capability: tuple[int, int] = (9, 0), kernels: Any = None,
+        select: Any = lambda problem, budget: "only",
+    ) -> None:  # fmt: skip
         self.kernels = kernels or FakeKernels()
         self.stream, self.is_capturing = 7, False
         self.budgets = {7: Budget(132, "mask", True), 8: Budget(32, "mask", False)}
         profile: Any = FakeProfile(capability)
         streams = streams_of(self)
         workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
-        self.dispatcher: OperatorDispatcher[Problem, str] = OperatorDispatcher(
-            profile, lambda: self.kernels, lambda problem, budget: "only"
-        )
+        self.dispatcher: Any = OperatorDispatcher(profile, lambda: self.kernels, select)
         self.eager = EagerOperator(op, -1, self.dispatcher, streams, workspaces)
 
 

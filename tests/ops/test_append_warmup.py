@@ -17,6 +17,7 @@ from smkern.ops.warmup import run_all
 from smkern.rope import Rope
 from smkern.tuning.append import Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, make
+from tests.ops.tensors import misplaced
 from tests.ops.test_append_eager import FakeDevice
 
 CALLS = AppendCalls(4, 2, 64, 16, rotary_dim=64, norm=True, dtype=torch.float16)
@@ -71,7 +72,7 @@ def test_rows_that_are_not_aligned():
     device, (args, options) = FakeDevice(), make(DECODE)
     calls = AppendCalls(4, 2, 64, 16, dtype=torch.float16)
     q, *rest = args
-    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    shifted = misplaced(q)
     warm(device, calls)
     device.is_capturing = True
     with pytest.raises(WarmupError):

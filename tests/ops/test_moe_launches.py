@@ -18,16 +18,14 @@ from smkern.ops.moe.route import TOPK
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
 from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.operator import Operator
-from smkern.ops.operator_dispatch import OperatorDispatcher
-from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.operator_warmup import work_of
 from smkern.ops.reference import moe as reference
 from smkern.ops.warming import Target
-from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget
 from smkern.tuning.grouped import configs_of
 from smkern.tuning.moe import PermuteProblem, UnpermuteProblem, candidates
-from tests.ops.conftest import FakeProfile, memory, streams_of
+from tests.ops.conftest import memory
+from tests.ops.operator_cases import FakeOperator
 from tests.ops.tensors import ints, rows
 
 BF16 = torch.bfloat16
@@ -101,22 +99,14 @@ class FakeKernels:
         memory(out, (p.rows, p.n), (p.out_stride, 1), BF16).copy_(found)
 
 
-class FakeDevice:
+def device_of(op: Operator[Any]) -> FakeOperator:
     """One operator on a device that is not there."""
 
-    def __init__(self, op: Operator[Any]) -> None:
-        self.kernels, self.is_capturing = FakeKernels(op), False
-        self.stream, self.budgets = 7, {7: WHOLE}
-        profile: Any = FakeProfile()
-        streams = streams_of(self)
+    def select(problem: Any, budget: Budget) -> Any:
+        found: Any = configs_of(problem, 90) if op is GROUPED else candidates(problem, budget)
+        return found[0]
 
-        def select(problem: Any, budget: Budget) -> Any:
-            found: Any = configs_of(problem, 90) if op is GROUPED else candidates(problem, budget)
-            return found[0]
-
-        dispatcher: Any = OperatorDispatcher(profile, lambda: self.kernels, select)
-        spaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
-        self.eager: EagerOperator[Any] = EagerOperator(op, -1, dispatcher, streams, spaces)
+    return FakeOperator(op, kernels=FakeKernels(op), select=select)
 
 
 def strided(x: Tensor, pad: int = 8) -> Tensor:
@@ -129,7 +119,7 @@ def strided(x: Tensor, pad: int = 8) -> Tensor:
 @pytest.mark.parametrize("pad", [8, 3])
 @pytest.mark.parametrize("tokens", [5, 300])
 def test_what_a_permutation_is_given(pad: int, tokens: int) -> None:
-    device = FakeDevice(PERMUTE)
+    device = device_of(PERMUTE)
     x = strided(rows(tokens), pad)
     experts = torch.rand(tokens, 16).argsort(1)[:, :4].int()
     want = reference.moe_permute(x, experts, 16)
@@ -145,7 +135,7 @@ def test_what_a_permutation_is_given(pad: int, tokens: int) -> None:
 @pytest.mark.parametrize("pad", [8, 3])
 @pytest.mark.parametrize("residual", [False, True])
 def test_what_a_sum_is_given(pad: int, residual: bool) -> None:
-    device = FakeDevice(UNPERMUTE)
+    device = device_of(UNPERMUTE)
     y, index = strided(rows(12), pad), torch.randint(-2, 14, (20,)).int()
     weights, added = torch.rand(5, 9)[:, :4], strided(rows(5), 16) if residual else None
     want = reference.moe_unpermute(y, index, weights, residual=added)
@@ -160,7 +150,7 @@ def test_what_a_sum_is_given(pad: int, residual: bool) -> None:
 
 @pytest.mark.parametrize("swiglu", [False, True])
 def test_what_a_grouped_gemm_is_given(swiglu: bool) -> None:
-    device = FakeDevice(GROUPED)
+    device = device_of(GROUPED)
     a, out = strided(rows(9)), strided(torch.zeros(9, 16).to(BF16))
     offsets = ints(0, 2, 2, 8, 9)
     whole = torch.randn(4, 40, 72).to(BF16)
@@ -181,9 +171,9 @@ def test_what_a_grouped_gemm_is_given(swiglu: bool) -> None:
 
 
 def test_nothing_is_launched_without_rows() -> None:
-    device = FakeDevice(GROUPED)
+    device = device_of(GROUPED)
     assert device.eager(Grouped(rows(0), torch.zeros(4, 32, 64).to(BF16), OFFSETS)).shape == (0, 32)
-    device = FakeDevice(UNPERMUTE)
+    device = device_of(UNPERMUTE)
     assert device.eager(Unpermute(rows(), ints(), torch.ones(0, 2))).shape == (0, 64)
     assert not device.kernels.problems
     # offsets are written, whatever there is
@@ -199,7 +189,7 @@ CALLS = MoeCalls(hidden=64, intermediate=24, num_experts=16, top_k=4, dtype=BF16
 def test_calls_after_a_warmup_load_nothing(aligned: bool, hidden: int) -> None:
     calls = replace(CALLS, hidden=hidden)
     target = Target(-1, 132, (WHOLE,), (aligned,))
-    devices = {op: FakeDevice(op) for op in (TOPK, PERMUTE, GROUPED, UNPERMUTE)}
+    devices = {op: device_of(op) for op in (TOPK, PERMUTE, GROUPED, UNPERMUTE)}
     for op, call in calls.calls(torch.device("cpu"), aligned):
         device = devices[op]
         work = work_of(op, [call], target, device.eager)

@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 NAN = float("nan")
+FP8 = torch.float8_e4m3fn
+NAMES = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
+"""Of a made case's arguments."""
+SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "max_kv_len": 64}
+"""Of a plan for cases that differ from the default in nothing of these."""
 
 
 @dataclass(frozen=True, slots=True)

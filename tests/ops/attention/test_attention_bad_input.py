@@ -9,13 +9,11 @@ import torch
 
 import smkern.ops as smkern
 from smkern.errors import ArgumentError, BudgetError
-from tests.ops.attention.cases import Case, make
+from tests.ops.attention.cases import FP8, NAMES, SIZES, Case, make
 from tests.ops.tensors import ints
 
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 20)))
 RAGGED = Case(lengths=((1, 37), (3, 40), (9, 9)))
-NAMES = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
-FP8 = torch.float8_e4m3fn
 HALF = torch.float16
 
 
@@ -164,7 +162,6 @@ def test_nan_where_nobody_may_look_reaches_no_result(case):
     assert lse.isfinite().all()
 
 
-SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "max_kv_len": 64}
 PLANS = [
     ({"num_q_heads": 8}, r"num_q_heads 8 \(here 4\)"),
     ({"num_kv_heads": 4}, r"num_kv_heads 4 \(here 2\)"),
@@ -212,13 +209,12 @@ def test_out_may_not_overlap():
         smkern.paged_attention(q, k_cache, *rest, out=inside)
 
 
-def table_of(case, at, value):
-    """A case's table with one entry changed."""
+def spoiled(case, at, value):
+    """Arguments and options of a case, one entry of its table changed."""
     torch.manual_seed(0)
     made = make(case)
-    table = made.args[3].clone()
-    table[at] = value
-    return {**dict(zip(NAMES, made.args, strict=True)), **made.options, "page_table": table}
+    made.args[3][at] = value
+    return [*made.args], made.options
 
 
 CHECKS = [
@@ -230,29 +226,25 @@ CHECKS = [
 
 @pytest.mark.parametrize(("case", "at", "value", "message"), CHECKS)
 def test_a_checked_call_names_the_page(case, at, value, message):
-    args = table_of(case, at, value)
-    positional = [args.pop(name) for name in NAMES]
-    cache = positional[1].nan_to_num(1.0)
-    positional[1:3] = [cache, cache]
-    assert smkern.paged_attention(*positional, **args).isfinite().all()
+    args, options = spoiled(case, at, value)
+    args[1:3] = [args[1].nan_to_num(1.0)] * 2
+    assert smkern.paged_attention(*args, **options).isfinite().all()
     with pytest.raises(ArgumentError, match=message):
-        smkern.paged_attention(*positional, **args, check=True)
+        smkern.paged_attention(*args, **options, check=True)
 
 
 @pytest.mark.parametrize(("at", "value"), [((0, 3), -5), ((1, 1), 77)])
 def test_entries_behind_the_last_key_are_not_looked_at(at, value):
-    args = table_of(DECODE, at, value)
-    positional = [args.pop(name) for name in NAMES]
-    smkern.paged_attention(*positional, **args, check=True)
+    args, options = spoiled(DECODE, at, value)
+    smkern.paged_attention(*args, **options, check=True)
 
 
 def test_entries_before_a_window_are_not_looked_at():
-    args = table_of(replace(DECODE, options={"window": 5}), (0, 0), -1)
-    positional = [args.pop(name) for name in NAMES]
-    smkern.paged_attention(*positional, **args, check=True)
-    positional[3][0, 2] = -1
+    args, options = spoiled(replace(DECODE, options={"window": 5}), (0, 0), -1)
+    smkern.paged_attention(*args, **options, check=True)
+    args[3][0, 2] = -1
     with pytest.raises(ArgumentError, match="request 0 has page -1 at its entry 2"):
-        smkern.paged_attention(*positional, **args, check=True)
+        smkern.paged_attention(*args, **options, check=True)
 
 
 LENGTHS = [

@@ -18,11 +18,10 @@ from smkern.ops.attention.paged import SCALED_ATTENTION
 from smkern.ops.operator_eager import EagerOperator
 from smkern.tuning.attention.constraints import writes_e4m3
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape
-from tests.ops.attention.cases import Case, Made, make
+from tests.ops.attention.cases import FP8, NAMES, Case, Made, make
 from tests.ops.attention.conftest import FakeDevice, memory
 from tests.ops.conftest import streams_of
 
-FP8 = torch.float8_e4m3fn
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 0)), head_dim=128)
 RAGGED = Case(lengths=((1, 37), (3, 40), (0, 4), (9, 9)), head_dim=128)
 
@@ -180,11 +179,15 @@ class TestLaunch:
     SHAPE = AttentionShape(3, 4, 2, 128, 16, 1, 64, 3, 192)
     CONFIG = AttentionConfig("cuda")
 
+    def arguments(self, out_stride: int, scale_steps: tuple[int, int]) -> AttentionArguments:
+        strides = ((512, 128), (out_stride, 128), *[(4096, 256, 128)] * 2)
+        sizes = (*strides, 4, 4, 9, 3, 0.1, 0.0, 1.0, 1.0, scale_steps)
+        return AttentionArguments.of([0] * NUM_ADDRESSES, sizes)
+
     def call(self, device: FakeDevice, made: Made, scale: Tensor) -> Tensor:
         eager = EagerOperator(SCALED_ATTENTION, -1, device.dispatcher, streams_of(device))
         call = dict.fromkeys(SCALED_ATTENTION.call._fields) | {"causal": True, "check": False}
-        names = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
-        call |= dict(zip(names, made.args, strict=True)) | made.options
+        call |= dict(zip(NAMES, made.args, strict=True)) | made.options
         call |= {"return_lse": False, "out_scale": scale}
         return eager(SCALED_ATTENTION.call(**call))[0]
 
@@ -225,10 +228,7 @@ class TestLaunch:
         """Scales follow what all kernels take, and have a variant of their own."""
         plain = AttentionProblem(self.SHAPE)
         scaled = replace(plain, scaled=True)
-        strides = ((512, 128), (512, 128), *[(4096, 256, 128)] * 2)
-        args = AttentionArguments.of(
-            [0] * NUM_ADDRESSES, (*strides, 4, 4, 9, 3, 0.1, 0.0, 1.0, 1.0, (12, 3))
-        )
+        args = self.arguments(512, (12, 3))
         short, long = params_of(plain, args), params_of(scaled, args)
         assert long[: len(short)] == short
         assert memory_words(long[len(short) :]) == [0, 12, 3]
@@ -239,10 +239,7 @@ class TestLaunch:
     def test_rows_of_whole_16_bytes(self, stride: int, served: bool):
         """Elements are bytes: 8 of them are no whole vector, as they are in 16 bits."""
         problem = AttentionProblem(self.SHAPE, scaled=True)
-        strides = ((512, 128), (stride, 128), *[(4096, 256, 128)] * 2)
-        args = AttentionArguments.of(
-            [0] * NUM_ADDRESSES, (*strides, 4, 4, 9, 3, 0.1, 0.0, 1.0, 1.0, (4, 1))
-        )
+        args = self.arguments(stride, (4, 1))
         assert (not violations(args, problem)) == served
         assert not violations(args, replace(problem, scaled=False))
 

@@ -9,15 +9,15 @@ import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
 from smkern.kernels.attention.items import OVERFLOW
+from smkern.ops.attention.check import check_plan
 from smkern.ops.reference import attention as reference
 from smkern.tuning.attention.select import select_attention
 from smkern.tuning.attention.shapes import Budget
-from tests.ops.attention.cases import Case, make
+from tests.ops.attention.cases import FP8, SIZES, Case, make
+from tests.ops.tensors import misplaced
 
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 0)), dtype=torch.bfloat16)
 MIXED = Case(lengths=((1, 37), (3, 40), (0, 4), (9, 9)))
-FP8 = torch.float8_e4m3fn
-SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "max_kv_len": 64}
 
 
 def planned(device, made, **changes):
@@ -139,21 +139,16 @@ def test_the_streams_partition_is_the_default_and_the_limit(device):
 def test_strides_that_the_cuda_kernels_do_not_take_get_tritons(device):
     made = make(DECODE)
     q, k_cache, v_cache, *rest = made.args
-    padded = torch.zeros(*k_cache.shape[:3], 65, dtype=k_cache.dtype)[..., :64].copy_(k_cache)
+    apart = padded(k_cache, 1)
     want = reference.paged_attention(*made.args)[0]
-    assert torch.equal(device.attend(q, padded, v_cache, *rest)[0], want)
+    assert torch.equal(device.attend(q, apart, v_cache, *rest)[0], want)
     assert device.kernels.prepared[-1][1].kernel == "triton"
-    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
     device.attend(q, k_cache, v_cache, *rest)
     assert device.kernels.prepared[-1][1].kernel == "cuda"
-    assert torch.equal(device.attend(shifted, k_cache, v_cache, *rest)[0], want)
+    assert torch.equal(device.attend(misplaced(q), k_cache, v_cache, *rest)[0], want)
     assert device.kernels.launches[-1][0] == "triton"
     with pytest.raises(ArgumentError, match=r"backend='cuda' cannot run .* differ"):
-        device.attend(q, padded, v_cache, *rest, backend="cuda")
-
-
-def misplaced(x):
-    return torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+        device.attend(q, apart, v_cache, *rest, backend="cuda")
 
 
 def padded(x, count):
@@ -233,7 +228,7 @@ def test_strides_that_nothing_steps_over_do_not_count(device):
 def test_a_capture_needs_the_variant_of_its_alignment(device):
     made = make(DECODE)
     q, *rest = made.args
-    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    shifted = misplaced(q)
     device.attend(*made.args, backend="triton")
     device.is_capturing = True
     device.attend(*made.args, backend="triton", num_sms=8)
@@ -316,8 +311,6 @@ def test_a_plan_that_dropped_items_is_named(device):
     made = make(DECODE)
     plan = planned(device, made)
     plan.buffer[OVERFLOW] = 4
-    from smkern.ops.attention.check import check_plan
-
     with pytest.raises(ArgumentError, match="the plan dropped 4 items"):
         check_plan(plan)
 

@@ -12,12 +12,11 @@ from smkern.errors import ArgumentError, BudgetError
 from smkern.kernels.attention.items import plan_items
 from smkern.ops.reference import attention as reference
 from smkern.tuning.attention.shapes import AttentionShape
-from tests.ops.attention.cases import Case, make
+from tests.ops.attention.cases import FP8, Case, make
 from tests.ops.tensors import ints
 
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 0)))
 MIXED = Case(lengths=((1, 37), (3, 40), (0, 4), (9, 9)))
-FP8 = torch.float8_e4m3fn
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16}
 
 

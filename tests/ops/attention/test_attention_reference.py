@@ -10,9 +10,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from smkern.ops.reference import attention as reference
-from tests.ops.attention.cases import Case, make
+from tests.ops.attention.cases import FP8, Case, make
 
-FP8 = torch.float8_e4m3fn
 SMALL = Case(lengths=((1, 5), (2, 7), (0, 3), (4, 3), (3, 0)), head_dim=8, page_size=4)
 
 

@@ -24,15 +24,15 @@ from smkern.tuning.attention.key import AttentionKey
 from smkern.tuning.attention.select import AttentionTable, reachable, select_attention
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 from smkern.tuning.cells import Tuned
-from tests.ops.attention.cases import Case, make
+from tests.ops.attention.cases import FP8, Case, make
 from tests.ops.conftest import FakeProfile
+from tests.ops.tensors import misplaced
 
 CALLS = AttentionCalls(
     num_q_heads=4, num_kv_heads=2, head_dim=64, page_size=16, max_q_len=64, dtype=torch.float16
 )
 BUDGETS = (Budget(132, "grid", True), Budget(32, "mask", False), Budget(8, "grid", False))
 TARGET = Target(-1, 132, BUDGETS, (True,))
-FP8 = torch.float8_e4m3fn
 STEPS = [
     ((1, 37), (1, 5)),
     ((1, 600),) * 5,
@@ -140,9 +140,8 @@ def test_tensors_that_are_not_aligned_get_tritons_too(make_device):
     device.is_capturing = True
     made = make(Case(lengths=((1, 37), (1, 5))))
     q, k_cache, v_cache, *rest = made.args
-    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
     apart = torch.zeros(*v_cache.shape[:3], 128, dtype=q.dtype)[..., :64].copy_(v_cache)
-    for args in ((q, k_cache, v_cache), (shifted, k_cache, v_cache), (q, k_cache, apart)):
+    for args in ((q, k_cache, v_cache), (misplaced(q), k_cache, v_cache), (q, k_cache, apart)):
         device.attend(*args, *rest)
     names = [name for name, *_ in device.kernels.launches][-5::2]
     assert names == ["cuda", "triton", "triton"]
