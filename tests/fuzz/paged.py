@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf
 from random import Random
 
 import torch
 from torch import Tensor
 
 from tests.fuzz.operators import DTYPES, Arguments, Made, maybe, normal
+from tests.ops.attention.by_hand import attention_by_hand
 
 FP8 = torch.float8_e4m3fn
 
@@ -70,33 +70,11 @@ def paged_attention(random: Random) -> Made:
         check=lambda: True,
     )
     given["return_lse"] = True
-    return Made(given, attended(given, spans, where, group))
-
-
-def attended(
-    given: Arguments, spans: list[range], where: list[list[int]], group: int
-) -> tuple[Tensor, Tensor]:
-    """Out and lse, a query and a head at a time."""
-    q, (k, v) = given["q"].double(), (flat(given[x]) for x in ("k_cache", "v_cache"))
-    k, v = k * float(given.get("k_scale", 1.0)), v * float(given.get("v_scale", 1.0))
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -inf)
-    scale = given.get("scale", q.shape[2] ** -0.5)
-    for span, slots in zip(spans, where, strict=True):
-        for at in span:
-            position = len(slots) - len(span) + at - span.start
-            first = max(position - given["window"] + 1, 0) if "window" in given else 0
-            last = position + 1 if given.get("causal", True) else len(slots)
-            seen = slots[first:last]
-            for head in range(q.shape[1]):
-                scores = k[seen, head // group] @ q[at, head] * scale
-                if "softcap" in given:
-                    scores = given["softcap"] * (scores / given["softcap"]).tanh()
-                if "sinks" in given:
-                    scores = torch.cat([scores, given["sinks"][head].double()[None]])
-                lse[at, head] = scores.logsumexp(0)
-                weights = scores.softmax(0)[: len(seen)]
-                out[at, head] = weights @ v[seen, head // group]
-    return out, lse
+    k, v = (flat(given[name]) for name in ("k_cache", "v_cache"))
+    names = ("causal", "scale", "window", "softcap", "sinks", "k_scale", "v_scale")
+    options = {name: given[name] for name in names if name in given}
+    keys, values = ([x[slots] for slots in where] for x in (k, v))
+    return Made(given, attention_by_hand(given["q"], keys, values, spans, **options))
 
 
 def append_kv(random: Random) -> Made:

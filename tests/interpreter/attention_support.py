@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, starmap
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from smkern.kernels.attention.items import plan_items
 from smkern.kernels.attention.triton_launch import launch_interpreted
 from smkern.ops.reference.fp8 import dequantize
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from tests.ops.attention.by_hand import attention_by_hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,7 @@ class Case:
 
     @property
     def cu_q_lens(self) -> list[int]:
-        ends = [0]
-        for q_len, _ in self.requests:
-            ends.append(ends[-1] + q_len)
-        return ends
+        return [*accumulate((q_len for q_len, _ in self.requests), initial=0)]
 
     @property
     def shape(self) -> AttentionShape:
@@ -122,30 +120,11 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
 
 def answer(case: Case, given: Inputs) -> tuple[Tensor, Tensor]:
     """out [tokens, q_heads, d] and lse [tokens, q_heads] in fp64."""
-    out = torch.zeros(given.q.shape, dtype=torch.float64)
-    lse = torch.full(given.q.shape[:2], -math.inf, dtype=torch.float64)
-    scale = case.head_dim**-0.5 if case.scale is None else case.scale
-    group, token = case.q_heads // case.kv_heads, 0
-    for request, (q_len, kv_len) in enumerate(case.requests):
-        for t in range(q_len):
-            position = kv_len - q_len + t
-            end = min(kv_len, max(position + 1, 0)) if case.causal else kv_len
-            begin = min(end, max(0, position - case.window + 1)) if case.window else 0
-            for head in range(case.q_heads):
-                k = given.keys[request][begin:end, head // group]
-                v = given.values[request][begin:end, head // group]
-                s = k @ given.q[token, head].double() * scale * float(case.k_scale)
-                if case.softcap:
-                    s = case.softcap * torch.tanh(s / case.softcap)
-                logits = s
-                if given.sinks is not None:
-                    logits = torch.cat([s, given.sinks[head : head + 1].double()])
-                if logits.numel():
-                    lse[token, head] = torch.logsumexp(logits, 0)
-                    p = torch.exp(s - lse[token, head])
-                    out[token, head] = float(case.v_scale) * (p @ v)
-            token += 1
-    return out, lse
+    return attention_by_hand(
+        given.q, given.keys, given.values, starmap(range, pairwise(case.cu_q_lens)),
+        causal=case.causal, scale=case.scale, window=case.window, softcap=case.softcap,
+        sinks=given.sinks, k_scale=case.k_scale, v_scale=case.v_scale,
+    )  # fmt: skip
 
 
 DECODE = AttentionConfig("triton", keys=32, num_warps=1, num_stages=2)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from math import exp, inf, log, tanh
+from itertools import pairwise, starmap
+from math import inf
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from smkern.ops.reference import attention as reference
+from tests.ops.attention.by_hand import attention_by_hand
 from tests.ops.attention.cases import FP8, Case, make
 
 SMALL = Case(lengths=((1, 5), (2, 7), (0, 3), (4, 3), (3, 0)), head_dim=8, page_size=4)
@@ -39,33 +40,11 @@ def test_against_torchs_own(causal, flat, heads_first, page_size):
         torch.testing.assert_close(out[start:end], want.transpose(0, 1))
 
 
-def by_hand(made, case, *, causal=True, scale=None, window=None, softcap=None, sinks=None,
-            k_scale=1.0, v_scale=1.0, **_):  # fmt: skip
-    """The definition, a number at a time."""
-    q = made.args[0].double()
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    lse = torch.full(q.shape[:2], -inf, dtype=torch.float64)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    for r, (start, end) in enumerate(made.ranges):
-        k, v = made.keys[r].double(), made.values[r].double()
-        for t in range(end - start):
-            position = k.shape[0] - (end - start) + t
-            for h in range(case.q_heads):
-                head = h // (case.q_heads // case.kv_heads)
-                scores = {}
-                for j in range(k.shape[0]):
-                    unseen = (causal and j > position) or (window and j <= position - window)
-                    if not unseen:
-                        s = scale * float(k_scale) * float(q[start + t, h] @ k[j, head])
-                        scores[j] = softcap * tanh(s / softcap) if softcap else s
-                total = sum(exp(s) for s in scores.values())
-                if sinks is not None:
-                    total += exp(float(sinks[h]))
-                if total:
-                    lse[start + t, h] = log(total)
-                for j, s in scores.items():
-                    out[start + t, h] += exp(s) / total * v[j, head] * float(v_scale)
-    return out, lse
+def by_hand(made):
+    names = ("causal", "scale", "window", "softcap", "sinks", "k_scale", "v_scale")
+    options = {name: made.options[name] for name in names if name in made.options}
+    spans = starmap(range, made.ranges)
+    return attention_by_hand(made.args[0], made.keys, made.values, spans, **options)
 
 
 OPTIONS = [
@@ -86,7 +65,7 @@ OPTIONS = [
 def test_every_option_against_the_definition(options, flat):
     case = Case(SMALL.lengths, head_dim=8, page_size=4, flat=flat, options=options)
     made = make(case)
-    want, want_lse = by_hand(made, case, **made.options)
+    want, want_lse = by_hand(made)
     out, lse = reference.paged_attention(*made.args, **made.options, compute_dtype=torch.float64)
     torch.testing.assert_close(lse, want_lse, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(out.double(), want, rtol=1e-3, atol=1e-6)
@@ -102,8 +81,7 @@ def test_fp8_caches_with_scales(scales):
     options = {"k_scale": k_scale, "v_scale": v_scale}
     case = Case(SMALL.lengths, head_dim=8, page_size=4, cache_dtype=FP8, options=options)
     made = make(case)
-    numbers = {"k_scale": k_scale or 1.0, "v_scale": v_scale or 1.0}
-    want, want_lse = by_hand(made, case, **(made.options | numbers))
+    want, want_lse = by_hand(made)
     out, lse = reference.paged_attention(*made.args, **made.options, compute_dtype=torch.float64)
     torch.testing.assert_close(lse, want_lse, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(out.double(), want, rtol=1e-3, atol=1e-6)
