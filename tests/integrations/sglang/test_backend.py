@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from smkern.errors import ConfigError
 from smkern.integrations import sglang as ours
 from tests.integrations.sglang import stubs
+from tests.ops.attention.by_hand import attention_by_hand
 
 HEADS, KV_HEADS, DIM, PAGE, CONTEXT, REQUESTS = 4, 2, 64, 16, 256, 6
 SIZE = REQUESTS * CONTEXT
@@ -88,16 +89,13 @@ class World:
 
 def attend(q: Tensor, kept: list[Tensor], layer: Any, sinks: Tensor | None = None) -> Tensor:
     """One token's attention to all that came before it, and itself."""
+    k, v = torch.stack(kept, 1)
     size = layer.sliding_window_size
-    k, v = torch.stack(kept[-(size + 1) :] if size > 0 else kept, 1)
-    group = HEADS // KV_HEADS
-    scores = torch.einsum("hd,shd->hs", q, k.repeat_interleave(group, 1)) * layer.scaling
-    if layer.logit_cap:
-        scores = layer.logit_cap * (scores / layer.logit_cap).tanh()
-    if sinks is not None:
-        scores = torch.cat([scores, sinks[:, None]], 1)
-    weights = scores.softmax(1)[:, : len(k)]
-    return torch.einsum("hs,shd->hd", weights, v.repeat_interleave(group, 1)).flatten()
+    out, _ = attention_by_hand(
+        q[None], [k], [v], [range(1)], scale=layer.scaling, softcap=layer.logit_cap, sinks=sinks,
+        window=size + 1 if size > 0 else None,
+    )  # fmt: skip
+    return out.float().flatten()
 
 
 STEPS = [

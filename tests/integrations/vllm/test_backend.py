@@ -19,6 +19,7 @@ from torch import Tensor
 from smkern.errors import ConfigError
 from smkern.integrations import vllm as ours
 from tests.integrations.vllm import stubs
+from tests.ops.attention.by_hand import attention_by_hand
 
 BLOCK, CONTEXT, BLOCKS = 16, 256, 80
 
@@ -111,21 +112,14 @@ class Worker:
         return torch.randn(tokens, heads, self.head_dim, generator=self.draw)
 
     def _by_hand(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        group = self.num_heads // self.kv_heads
         if self.impl.is_fp8:
             k = (k / 0.5).to(torch.float8_e4m3fn).float() * 0.5
             v = v.to(torch.float8_e4m3fn).float()
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = torch.einsum("qhd,khd->hqk", q, k) * self.impl.scale
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        at = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
-        hidden = (at < 0) | (at >= (self.window or len(k)))
-        scores = scores.masked_fill(hidden, float("-inf"))
-        if self.sinks is not None:
-            sinks = self.sinks.float()[:, None, None].expand(-1, len(q), 1)
-            scores = torch.cat([scores, sinks], -1)
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v)
+        out, _ = attention_by_hand(
+            q, [k], [v], [range(len(q))], scale=self.impl.scale, window=self.window,
+            softcap=self.softcap, sinks=self.sinks,
+        )  # fmt: skip
+        return out.float()
 
 
 def assert_close(found: tuple[Tensor, Tensor]) -> None:
