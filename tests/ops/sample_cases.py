@@ -18,6 +18,9 @@ from smkern.ops.reference.sample import (
 )
 from smkern.ops.sample.call import Sample, choices_of
 
+SLACK = 1e-4
+"""For exponentials and sums of another rounding."""
+BINS = 100
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -49,11 +52,9 @@ def options_of(kind: str, rows: int, device: str = "cpu") -> dict[str, Any]:
     return found
 
 
-def logits_of(
-    rows: int, vocab: int, dtype: torch.dtype, spread: float = 3.0, seed: int = 0
-) -> Tensor:
-    """Random logits, on the CPU."""
-    generator = torch.Generator().manual_seed(seed + vocab)
+def logits_of(rows: int, vocab: int, dtype: torch.dtype, spread: float = 3.0) -> Tensor:
+    """Random logits, on the CPU; the same for the same vocabulary."""
+    generator = torch.Generator().manual_seed(vocab)
     return (torch.randn(rows, vocab, generator=generator) * spread).to(dtype)
 
 
@@ -73,25 +74,18 @@ def odd_rows(dtype: torch.dtype, vocab: int = 6000) -> Tensor:
     return x
 
 
-def may_draw(logits: Tensor, choice: Choice, token: int, slack: float = 1e-4) -> bool:
-    """Whether a draw may end at a token, random numbers being uncertain by `slack` of the whole.
-
-    Args:
-        logits: One row, on the CPU.
-        choice: Its parameters.
-        token: What was drawn.
-        slack: For exponentials and sums of another rounding.
-    """
+def may_draw(logits: Tensor, choice: Choice, token: int) -> bool:
+    """Whether a draw of a row, on the CPU, may end at a token, but for rounding."""
     x = plain(logits)
     if choice.greedy or x.max() == -torch.inf:
         return token == int((x == x.max()).nonzero()[0, 0])
     filtered = 0 < choice.top_k < len(x) or choice.nucleus < 1 or choice.min_log2 > -torch.inf
     if filtered:
-        return _reaches(draw_kept(x, choice), token, slack)
+        return _reaches(draw_kept(x, choice), token)
     size = piece_size(logits.dtype)
     piece = token // size
-    return _reaches(draw_piece(x, choice, size), piece, slack) and _reaches(
-        draw_in_piece(x, choice, size, piece), token, slack
+    return _reaches(draw_piece(x, choice, size), piece) and _reaches(
+        draw_in_piece(x, choice, size, piece), token
     )
 
 
@@ -105,13 +99,14 @@ def wrong_rows(logits: Tensor, tokens: Tensor, **options: Any) -> list[tuple[int
     return [(row, token) for row, (x, choice, token) in rows if not may_draw(x, choice, token)]
 
 
-def _reaches(drawn: Drawn, which: int, slack: float) -> bool:
+def _reaches(drawn: Drawn, which: int) -> bool:
+    """Whether a draw ends there, random numbers being uncertain by `SLACK` of the whole."""
     at = (drawn.ids == which).nonzero().flatten()
     if not len(at):
         return False
     upto = int(drawn.upto[at[0]])
     before = int(drawn.upto[at[0] - 1]) if at[0] else 0
-    room = slack * int(drawn.upto[-1])
+    room = SLACK * int(drawn.upto[-1])
     return before - room <= drawn.target < upto + room
 
 
@@ -130,7 +125,7 @@ def shares_of(logits: Tensor, choice: Choice) -> Tensor:
     return found
 
 
-def fits(tokens: Tensor, shares: Tensor, bins: int = 100) -> bool:
+def fits(tokens: Tensor, shares: Tensor) -> bool:
     """Whether tokens are as likely as they should be: chi-squared, 4.5 sigma.
 
     Neighbouring tokens share a bin where there are many; what cannot be drawn must not be.
@@ -139,10 +134,10 @@ def fits(tokens: Tensor, shares: Tensor, bins: int = 100) -> bool:
     if counts[shares == 0].any():
         return False
     wanted = shares * len(tokens)
-    room = wanted.cumsum(0) * bins / len(tokens)
-    which = room.floor().clamp(max=bins - 1).long()
-    seen = torch.zeros(bins, dtype=torch.float64).index_add(0, which, counts)
-    due = torch.zeros(bins, dtype=torch.float64).index_add(0, which, wanted)
+    room = wanted.cumsum(0) * BINS / len(tokens)
+    which = room.floor().clamp(max=BINS - 1).long()
+    seen = torch.zeros(BINS, dtype=torch.float64).index_add(0, which, counts)
+    due = torch.zeros(BINS, dtype=torch.float64).index_add(0, which, wanted)
     seen, due = seen[due > 0], due[due > 0]
     statistic, free = float(((seen - due) ** 2 / due).sum()), max(len(due) - 1, 1)
     spread = 2 / (9 * free)

@@ -23,15 +23,12 @@ CONFIG = next(
     for x in fp8.variants(False, True, CAPABILITY, True)
     if (x.block_m, x.block_n) == (64, 128) and not x.swap
 )
-
-
-def table(config: GemmConfig = CONFIG) -> ScaledTable:
-    return ScaledTable({ScaledKey.of(PROBLEM, BUDGET): Tuned(config, 10.0)})
+TABLE = ScaledTable({ScaledKey.of(PROBLEM, BUDGET): Tuned(CONFIG, 10.0)})
 
 
 @pytest.mark.parametrize("m", [129, 150, 192])
 def test_a_cell_serves_rows_that_make_as_many_tiles(m):
-    assert table().lookup(replace(PROBLEM, m=m), BUDGET, CAPABILITY) == CONFIG
+    assert TABLE.lookup(replace(PROBLEM, m=m), BUDGET, CAPABILITY) == CONFIG
 
 
 @pytest.mark.parametrize(
@@ -48,13 +45,13 @@ def test_a_cell_serves_rows_that_make_as_many_tiles(m):
     ids=["fewer tiles", "more tiles", "rows", "n", "batch-invariant", "unaligned", "forced"],
 )
 def test_a_cell_serves_nothing_else(problem):
-    assert table().lookup(problem, BUDGET, CAPABILITY) is None
-    assert FP8_FAMILY.config(problem, BUDGET, H200, table()) == fp8.choose(problem, BUDGET, H200)
+    assert TABLE.lookup(problem, BUDGET, CAPABILITY) is None
+    assert FP8_FAMILY.config(problem, BUDGET, H200, TABLE) == fp8.choose(problem, BUDGET, H200)
 
 
 def test_a_cell_serves_its_budget_alone():
     for budget in (Budget(26, "mask", False), Budget(24, "grid", False)):
-        assert table().lookup(PROBLEM, budget, CAPABILITY) is None
+        assert TABLE.lookup(PROBLEM, budget, CAPABILITY) is None
 
 
 def test_a_residual_takes_the_stages_that_leave_it_room():

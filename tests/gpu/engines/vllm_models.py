@@ -96,11 +96,11 @@ def write_config(kind: str, folder: Path) -> None:
     _config(kind).save_pretrained(folder)
 
 
-def true_model(kind: str, device: str = "cuda") -> nn.Module:
+def true_model(kind: str) -> nn.Module:
     """The model in fp32."""
     from transformers import AutoModelForCausalLM
 
-    with torch.device(device):
+    with torch.device("cuda"):
         model: nn.Module = AutoModelForCausalLM.from_config(
             _config(kind), dtype=torch.float32, attn_implementation="eager"
         )
