@@ -61,7 +61,7 @@ def test_overlaps(call):
     )
 
 
-def test_workspaces(call):
+def test_workspaces():
     small = torch.zeros(256, dtype=torch.uint8, device="cuda")
     a, w = (torch.randn(s, 16384, device="cuda").to(HALF) for s in (8, 64))
     assert smkern.gemm_workspace_bytes(8, 64, 16384) > 0
@@ -71,7 +71,7 @@ def test_workspaces(call):
         smkern.gemm(a, w, workspace=small.cpu())
 
 
-def test_a_callers_workspace_serves(call):
+def test_a_callers_workspace_serves():
     a, w = (torch.randn(s, 16384, device="cuda").to(HALF) for s in (8, 64))
     needed = smkern.gemm_workspace_bytes(8, 64, 16384)
     room = torch.zeros(needed, dtype=torch.uint8, device="cuda")

@@ -52,8 +52,7 @@ def traced(config: GemmConfig, budget: Budget) -> Traced:
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_mask_confines_every_cta(ladder, config):
     for decode in (16, 40):
-        split = ladder.split(decode=decode)
-        for partition in (split.decode, split.prefill):
+        for partition in ladder.split(decode=decode):
             check_masked(traced(config, partition.budget), partition)
 
 
