@@ -37,9 +37,9 @@ FOLDER = Path("build") / "traces"
 SECONDS = 120.0
 LEAST_REQUESTS = 600
 """Fewer, and 1% of them are too few to be counted."""
-OUTPUTS = 3.0
-"""A window is so many times as long as its mean output takes at the limit, so that the number of
-requests that decode has settled."""
+LONG = 0.99
+"""Share of a trace's requests whose outputs a window is long enough for at the limit: in a shorter
+one the requests that decode, and the pages that they hold, are still growing."""
 
 IN_TURNS = (0.04, 0.08, 0.12)
 """Shares of the limit left to what takes longer than predicted, where policies share the device in
@@ -108,9 +108,9 @@ def requests_for(
     seconds: float = SECONDS,
     least: int = LEAST_REQUESTS,
 ) -> int:
-    """Requests of a replay: of so many seconds at about a rate, or until decode has settled."""
-    output = sum(x.output_tokens for x in trace.requests) / len(trace)
-    seconds = max(seconds, OUTPUTS * output * 1e-3 * tbt_ms)
+    """Requests of a replay: of so many seconds at about a rate, or as long requests take."""
+    outputs = sorted(x.output_tokens for x in trace.requests)
+    seconds = max(seconds, outputs[int(LONG * len(outputs))] * 1e-3 * tbt_ms)
     return max(least, round(rate_rps * seconds))
 
 

@@ -159,7 +159,9 @@ def test_merge_command(tmp_path):
     assert merged.summary["geomean_vs_cublas"]["smkern"]["value"] == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize("suite", ["gemm", "attention", "ops", "model", "runtime", "replay", "ranks"])
+@pytest.mark.parametrize(
+    "suite", ["gemm", "attention", "ops", "model", "runtime", "replay", "ranks"]
+)
 def test_a_committed_file_has_the_rows_of_its_cells(tmp_path, suite):
     path, out = FOLDER / COMMITTED / f"{suite}.json", tmp_path / "out.json"
     ran = CliRunner().invoke(command, [str(path), "--out", str(out)])
