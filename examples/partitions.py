@@ -11,6 +11,7 @@ from time import perf_counter
 from rich.console import Console
 
 import smkern
+from smkern.errors import DeviceError
 
 SWITCHES = 1000
 
@@ -46,4 +47,7 @@ def switch_us(ladder: smkern.Ladder) -> float:
 
 
 if __name__ == "__main__":
-    show(Console())
+    try:
+        show(Console())
+    except DeviceError as error:
+        raise SystemExit(f"this example needs a GPU: {error}") from None

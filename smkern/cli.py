@@ -16,25 +16,25 @@ from smkern import __version__
 from smkern.errors import SmkernError
 
 COMMANDS = {
-    "doctor": ("smkern.doctor", "What this machine can do; every partition backend tried."),
-    "demo": ("smkern.examples.demo", "See it: every policy, partitions, a GEMM inside them."),
-    "serve": ("smkern.server.command", "A model to OpenAI's clients, over HTTP."),
+    "doctor": ("smkern.doctor", "What works on this machine, by trying it."),
+    "demo": ("smkern.examples.demo", "A tour, with or without a GPU."),
+    "serve": ("smkern.server.command", "Serve a model over HTTP, by OpenAI's API."),
     "replay": (
         "smkern.bench.replay.command",
-        "A trace of requests under policies, simulated or on the GPU: who keeps the limits.",
+        "Compare policies on a trace of requests, simulated or on the GPU: latency, goodput.",
     ),
     "timeline": (
         "smkern.runtime.timeline.command",
-        "A saved timeline of the runtime as a picture and as a page.",
+        "Draw a saved timeline of the runtime as a picture and as a page.",
     ),
-    "autotune": ("smkern.autotune.main", "Measure configurations inside partitions; write tables."),
+    "autotune": ("smkern.autotune.main", "Tune kernels for this GPU; write tables."),
     "build": (
         "smkern.measure.build_command",
         "Compile CUTLASS's kernels ahead of time, for this machine or to carry away.",
     ),
     "profile": (
         "smkern.measure.profile_command",
-        "Time a model's steps, alone and beside each other, for the latency models.",
+        "Time a model's steps, alone and beside each other: what policies predict by.",
     ),
 }
 SUITES = {

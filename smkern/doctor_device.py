@@ -150,7 +150,7 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
                 detail += f"; tuned with Triton {', '.join(other)}, this is {here}: {CHECK}"
             yield Finding("Tuned tables", name, "note" if other else "ok", detail)
         else:
-            remedy = "" if name == "shipped" else f"; the model decides the rest, or tune: {TUNE}"
+            remedy = "" if name == "shipped" else f"; the cost model decides; to tune: {TUNE}"
             detail = f"none for {gpu}{remedy}"
             yield Finding("Tuned tables", name, "absent", detail)
     own = load_constants(gpu) is not DEFAULTS

@@ -62,20 +62,21 @@ class Floats(click.ParamType):
 @click.option("--model", default="qwen3-8b", show_default=True, help="A preset's name.")
 @click.option(
     "--trace", "traces", default="conversation-like", show_default=True,
-    help="Files (.csv of Azure, .jsonl of Mooncake), azure-conversation and the like, generators.",
+    help="Generated: conversation-like, sharegpt-like, ... (docs/replay.md). Recorded: a .csv in "
+    "Azure's format, a .jsonl in Mooncake's, or azure-conversation in --traces-folder.",
 )  # fmt: skip
 @click.option(
     "--policy", "policies", default=None,
-    help="As chunked,chunked:512,static_split:32,muxwise. Default: all.",
+    help="For example chunked,chunked:512,static_split:32,adaptive. Default: all ten.",
 )  # fmt: skip
 @click.option(
-    "--order", "orders", default="fcfs", show_default=True, help="As fcfs,deadline,shortest,slack."
+    "--order", "orders", default="fcfs", show_default=True, help="fcfs, deadline, shortest, slack."
 )
 @click.option("--tbt-ms", type=Floats(), default="30", show_default=True,
               help="Limits of p99 of the time between two tokens (TBT).")  # fmt: skip
-@click.option("--rate", "rates", type=Floats(), default=None, help="Requests/s, as 4,8,12.")
+@click.option("--rate", "rates", type=Floats(), default=None, help="Requests/s: 4,8,12.")
 @click.option("--goodput", "seeks", is_flag=True, help="Seek the highest rate within the limits.")
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="Of a replay.")
+@click.option("--seconds", type=float, default=60.0, show_default=True, help="Length of a replay.")
 @GPU_OPTION
 @click.option("--table", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               default=None,
@@ -88,14 +89,14 @@ class Floats(click.ParamType):
     type=click.Choice(["poisson", "recorded"]),
     default="poisson",
     show_default=True,
-    help="Drawn at the rate, or the trace's scaled to it.",
+    help="Poisson at the rate, or the trace's own scaled to it.",
 )
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True)
 @click.option(
     "--overlong", type=click.Choice(["drop", "truncate"]), default="drop", show_default=True,
     help="What becomes of requests longer than the model's context.",
 )  # fmt: skip
-@click.option("--rungs", type=IntList(), default=None, help="SMs of decode's side of the splits.")
+@click.option("--rungs", type=IntList(), default=None, help="Decode's SMs, of each split.")
 @click.option(
     "--drain/--no-drain", default=True,
     help="Whether requests are served to their last token, or to the last arrival alone.",
@@ -113,7 +114,7 @@ def command(
     drain: bool, traces_folder: Path, out: Path | None, plots: Path | None,
     time_limit_s: float | None, table: Path | None, gpu: str,
 ) -> None:  # fmt: skip
-    """Replay a trace under policies: waits, gaps, what is in time at rates, or goodput.
+    """Replay a trace under policies at given rates, or search each policy's goodput.
 
     First tokens are due within the larger of 1 s and 1 ms for each new token. Goodput is the
     highest rate at which 99% are, and p99 of the gaps between tokens is within --tbt-ms.
@@ -141,6 +142,8 @@ def command(
     results = Results() if out is None else open_results(out, resume=True, meta=meta)
     note_table(results, table)
     deadline = Deadline.after(time_limit_s)
+    if simulates:
+        click.echo(f"{model} on a simulated {meta['gpu']}")
     runner = _Runner(results, out, how, deadline)
     with _server(model, gpu if simulates else None, how.rungs, table) as server:
         if seeks:

@@ -197,11 +197,11 @@ GPU_OPTION = click.option(
     "gpu",
     default=DEFAULT,
     show_default=True,
-    help="The GPU that is simulated, by the folder of its latency tables.",
+    help="The GPU to simulate: h200 or h100-80gb-hbm3.",
 )
 TRACES_OPTION = click.option(
     "--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True,
-    help="Where azure-conversation and the like lie.",
+    help="Folder of the recorded traces azure-conversation, azure-code, mooncake-conversation.",
 )  # fmt: skip
 
 

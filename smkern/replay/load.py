@@ -47,8 +47,9 @@ def load_trace(source: Path | str, *, requests: int = DEFAULT_REQUESTS, seed: in
         text = read_whole(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(
-            f"{path} cannot be read ({error}); give a .csv or .jsonl of yours (recorded traces are "
-            f"no part of smkern), or one of {', '.join(GENERATORS)}"
+            f"{path} cannot be read ({error}); recorded traces do not come with "
+            "smkern: give a .csv in Azure's or a .jsonl in Mooncake's format, or a generated one: "
+            f"{', '.join(GENERATORS)}"
         ) from error
     rows = _azure(text) if path.suffix == ".csv" else _mooncake(text)
     found = list(_ordered(path, rows))

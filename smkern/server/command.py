@@ -45,7 +45,7 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None,
               help="Default: the GPU where there is one.")  # fmt: skip
 @click.option("--rungs", type=IntList(), default=",".join(map(str, RUNGS)), show_default=True,
-              help="SMs of decode's side of the splits.")  # fmt: skip
+              help="Decode's SMs, of each split.")  # fmt: skip
 @click.option("--max-running", type=click.IntRange(1), default=128, show_default=True,
               help="Requests that decode at a time.")  # fmt: skip
 @click.option("--max-context", type=click.IntRange(1), default=None,
@@ -85,7 +85,7 @@ def command(
     missing = [module for module in NEEDED if find_spec(module) is None]
     if missing:
         raise ArgumentError(
-            f"smkern serve needs {', '.join(missing)}, which is not installed: "
+            f"smkern serve needs packages that are not installed ({', '.join(missing)}): "
             "pip install 'smkern[serve]'"
         )
     from smkern.models.tokenizer import has_tokenizer, load_tokenizer
