@@ -54,8 +54,11 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
         )
     served = _of(cells, SERVED)
     for limit in sorted({c["case"]["limit_ms"] for c in served if c["case"]["ranks"] > 1}):
-        parts, whole = _gain(served, limit), _gain(served, ONE_GPU_MS.get(limit), one_gpu=True)
-        found[f"multiplexed_over_chunked_{limit:g}ms"] = target_row(parts, rounded(whole), 2)
+        parts = [c for c in served if _under(c, limit, one_gpu=False)]
+        whole = [c for c in served if _under(c, ONE_GPU_MS.get(limit), one_gpu=True)]
+        found[f"multiplexed_over_chunked_{limit:g}ms"] = target_row(
+            _gain(parts), rounded(_gain(whole)), len(parts)
+        )
     different = [c["value"] for c in _of(cells, TOKENS)]
     found["token_mismatches"] = target_row(
         sum(different) if different else None, 0, len(different), at_most=True
@@ -109,13 +112,15 @@ def _over_one(
     return worst_row(parts, value, target, _name, at_most=at_most)
 
 
-def _gain(served: Sequence[Cell], limit_ms: float | None, *, one_gpu: bool = False) -> float | None:
+def _under(served: Cell, limit_ms: float | None, *, one_gpu: bool) -> bool:
+    case = served["case"]
+    return case["limit_ms"] == limit_ms and (case["ranks"] == 1) == one_gpu
+
+
+def _gain(served: Sequence[Cell]) -> float | None:
     """Tokens per ms of a split's prompts over chunked prefill's, where both keep the limit."""
     rate = {
-        c["case"]["policy"]: c["value"]
-        for c in served
-        if c["case"]["limit_ms"] == limit_ms and (c["case"]["ranks"] == 1) == one_gpu
-        and c["tbt_p99_ms"] <= limit_ms
-    }  # fmt: skip
+        c["case"]["policy"]: c["value"] for c in served if c["tbt_p99_ms"] <= c["case"]["limit_ms"]
+    }
     ours, theirs = rate.get("static_split"), rate.get("chunked")
     return ours / theirs if ours and theirs else None

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from smkern.device import Budget
 from smkern.models import TensorParallel, copied_sums, peer_sums
-from smkern.models.copied_sums import CopiedSums, cut_of
+from smkern.models.copied_sums import LEAST_ROWS, CopiedSums, cut_of
 from smkern.models.tensor_parallel import Collective
+from smkern.runtime.model.sizes import MAX_MIXED_ROWS
 
 HIDDEN, ROWS = 64, 4096
 log: list[Any]
@@ -128,6 +129,11 @@ def test_which_rows_are_cut(sums: CopiedSums, count: int, is_cut: bool) -> None:
     if is_cut:
         assert [piece.start for piece in pieces] == [0, pieces[0].stop]
         assert pieces[1].stop == count
+
+
+def test_no_graph_of_the_runtime_is_cut() -> None:
+    """Runs in front of a capture load its kernels: they must be those of the graph."""
+    assert LEAST_ROWS > MAX_MIXED_ROWS
 
 
 def test_captured_forwards_are_not_cut(sums: CopiedSums, monkeypatch: pytest.MonkeyPatch) -> None:
