@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class Model:
         device: where it lies.
         config: another configuration than the preset of the plan's name.
         tp: the ranks, of which this one's part is made.
+        weighted: layers that have weights, which the others take by turns; None: all.
     """
 
     def __init__(
@@ -83,11 +85,21 @@ class Model:
         device: str = "cuda",
         config: ModelConfig | None = None,
         tp: TensorParallel | None = None,
+        weighted: int | None = None,
     ) -> None:
         self.plan, self.device = plan, device
         whole = config or plan.config
-        positions = max(ROOM, plan.tokens)
-        weights = Weights.random(whole, device=device, shard=WHOLE if tp is None else tp.shard)
+        positions, layers = max(ROOM, plan.tokens), whole.num_layers
+        weights = Weights.random(
+            whole.replace(num_layers=weighted or layers),
+            device=device,
+            shard=WHOLE if tp is None else tp.shard,
+        )
+        weights = replace(
+            weights,
+            config=weights.config.replace(num_layers=layers),
+            layers=tuple(islice(cycle(weights.layers), layers)),
+        )
         self.decoder = Decoder(whole, weights, max_position=positions, tp=tp)
         self.config = config = self.decoder.config
         self.caches = Caches.make(config, plan, device)

@@ -22,19 +22,17 @@ from smkern.models.copied_sums import cut_of
 from smkern.models.fused_sums import fuse_sums
 
 BATCH, TOKENS = 64, 4096
-LAYERS = 4
-"""Layers that have weights. A step is of these; a prompt goes through them by turns, as many as the
-model has: in a shorter one a chip still has the clock that what ran before left it."""
+WEIGHTED = 4
+"""Layers that have weights, which the model's others take by turns: none of them stays in L2."""
 DECODE_SMS, PREFILL_SMS = (24, 32, 132), (100, 116, 132)
 BUDGETS = tuple(sorted({*DECODE_SMS, *PREFILL_SMS}))
 MODELS = ("qwen3-32b", "qwen3-8b")
 
 
 def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
-    """A model's steps of a few layers at their width, and its prompts."""
+    """A model's steps and prompts, through all of its layers."""
     plan = ModelPlan(name, (BATCH,), TOKENS)
-    config = plan.config.replace(num_layers=LAYERS)
-    tp = group.tp
+    config, tp = plan.config, group.tp
     if tp.rank == 0:
         total = device_info().num_sms
         decode, prefill = (
@@ -48,7 +46,7 @@ def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
             ranks=tp.size,
         )
     group.wait()
-    whole, part_model = Model(plan, config=config), Model(plan, config=config, tp=tp)
+    whole, part_model = Model(plan, weighted=WEIGHTED), Model(plan, tp=tp, weighted=WEIGHTED)
     nccl = group.nccl
     assert fuse_sums(part_model.decoder)
     ours = tp.decode, tp.prefill
@@ -57,17 +55,17 @@ def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
         ("smkern", 1, whole, nccl), ("smkern", tp.size, part_model, ours),
         ("nccl", tp.size, part_model, nccl),
     ]  # fmt: skip
+    through = {"model": name, "layers": config.num_layers}
     with torch.inference_mode():
         for num_sms in DECODE_SMS:
             place = group.place(num_sms)
-            case = {"model": name, "layers": LAYERS, "batch": BATCH, "context": CONTEXT}
+            case = {**through, "batch": BATCH, "context": CONTEXT}
             for (provider, ranks, *_), timing in zip(who, _steps(group, who, place), strict=True):
                 yield cell(ranks, DECODE, case, place, provider, timing)
         for num_sms in PREFILL_SMS:
             place = group.place(num_sms)
-            layers = plan.config.num_layers
-            case = {"model": name, "layers": layers, "batch": 1, "tokens": TOKENS}
-            timings = _prompts(group, who, place, layers)
+            case = {**through, "batch": 1, "tokens": TOKENS}
+            timings = _prompts(group, who, place)
             for (provider, ranks, *_), timing in zip(who, timings, strict=True):
                 yield cell(ranks, PREFILL, case, place, provider, timing)
     group.wait()
@@ -105,9 +103,9 @@ def _steps(
 
 
 def _prompts(
-    group: RankGroup, who: list[tuple[str, int, Model, Lanes]], place: Place, layers: int
+    group: RankGroup, who: list[tuple[str, int, Model, Lanes]], place: Place
 ) -> list[Timing]:
-    """Prompts through so many layers, launched kernel by kernel as they are served."""
+    """Prompts, launched kernel by kernel as they are served."""
     runs: dict[str, Callable[[], None]] = {}
     for provider, ranks, model, lanes in who:
         with torch.cuda.stream(place.stream):
@@ -115,11 +113,7 @@ def _prompts(
 
         def once(model: Model = model, step: Any = step, lanes: Lanes = lanes) -> None:
             with group.using(lanes):
-                model.decoder.embed(step)
-                for index in range(layers - 1):
-                    model.decoder.layer(index % (LAYERS - 1), step)
-                model.decoder.layer(LAYERS - 1, step)
-                model.decoder.head(step)
+                model.decoder.forward(step)
 
         runs[f"{provider} {ranks}"] = once
     return list(group.time(runs, place, rounds=3).values())
