@@ -10,7 +10,7 @@ from torch import Tensor
 
 import smkern
 from smkern.models import Decoder, ModelConfig, TensorParallel, Weights
-from smkern.models.copied_sums import CopiedSums
+from smkern.models.copied_sums import LEAST_ROWS, MOST_ROWS, CopiedSums
 from smkern.models.fused_sums import fuse_sums
 from smkern.models.peer_sums import PeerSums
 from tests.gpu.models.support import ALL_WIDE, TEXTS, WIDE
@@ -46,7 +46,7 @@ def sums(hidden: int, dtype: torch.dtype) -> dict[str, Any]:
                 equal &= len(set(tp.everyones(_digest(found)))) == 1
             for rows in (1, LOGIT_ROWS, 2 * LOGIT_ROWS + 1):
                 gathered &= _gathered(one, tp.rank, rows, dtype, stream)
-            for rows in (2048, 2500, 8192):
+            for rows in (LEAST_ROWS, 2500, MOST_ROWS):
                 copied &= _in_pieces(one, tp.rank, rows, hidden, dtype, stream)
     one.close()
     return {"worst": worst, "equal": equal, "gathered": gathered, "copied": copied}
