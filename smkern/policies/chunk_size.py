@@ -18,8 +18,8 @@ exceed it."""
 class ChunkSize:
     """Finds the largest chunk; remembers the last, for it changes little from forward to forward.
 
-    Chunks grow by tiles: the first fills those that the decode rows have begun, so that a forward
-    has no tile that is nearly empty.
+    Chunks grow by tiles: the first fills those that the decode rows have begun, joining requests'
+    among them, so that a forward has no tile that is nearly empty.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ChunkSize:
             most: Tokens that it may have.
             limit_us: Time that its forward may take; the least chunk takes longer where none fits.
         """
-        first = -snapshot.batch % QUANTUM
+        first = -prices.step.batch % QUANTUM
         first += QUANTUM * (first < LEAST)
         useful = min(sum(request.tokens for request in waiting), most)
 

@@ -13,11 +13,11 @@ GIVEN = 2_000.0
 With half a window 400 requests for Azure's code, 10,000 tokens in all, had 1.1% of them late."""
 NEAR = 0.8
 """Steps of at least this share of what they are planned for say how well the limit is kept."""
-BACK_OFF, GIVE_BACK = 0.005, 0.005 / 300
+BACK_OFF, GIVE_BACK = 0.005, 0.005 / 150
 """What a late step takes from the aim once half of what may be late is late, in proportion before;
 the rest is left to requests that join. And what one that is on time gives back."""
 LEAST_AIM, MOST_AIM = 0.8, 0.998
-OVERDRAWN = 2.0
+OVERDRAWN = 8.0
 """Of what may be late: with more, what is planned for longer than its aim is not taken any more."""
 OWN = 0.5
 """Part of what may be late that a way may always risk of its own tokens: after a pause of the host,

@@ -153,7 +153,7 @@ def test_chunks_over_their_aim_give_way_once_too_many_tokens_were_late() -> None
     assert policy.decide(NOW).reason == "mixed: step 9.3 ms, 5.8 tokens/ms"
     late(policy, 30)
     assert policy.decide(NOW).reason.startswith("mixed")
-    late(policy, 30)
+    late(policy, 120)
     assert policy.decide(NOW).reason == "turns: step 8.7 ms, 3.2 tokens/ms"
 
 
