@@ -13,11 +13,13 @@ GIVEN = 2_000.0
 With half a window 400 requests for Azure's code, 10,000 tokens in all, had 1.1% of them late."""
 NEAR = 0.8
 """Steps of at least this share of what they are planned for say how well the limit is kept."""
-BACK_OFF, GIVE_BACK = 0.005, 0.005 / 150
+BACK_OFF = 0.005
 """What a late step takes from the aim once half of what may be late is late, in proportion before;
-the rest is left to requests that join. And what one that is on time gives back."""
+the rest is left to requests that join."""
+GIVE_BACK = {"mixed": BACK_OFF / 150, "split": BACK_OFF / 300, "turns": BACK_OFF / 300}
+"""What one that is on time gives back: a request that joins from chunks waits for nobody."""
 LEAST_AIM, MOST_AIM = 0.8, 0.998
-OVERDRAWN = 8.0
+OVERDRAWN = 5.0
 """Of what may be late: with more, what is planned for longer than its aim is not taken any more."""
 OWN = 0.5
 """Part of what may be late that a way may always risk of its own tokens: after a pause of the host,
@@ -96,7 +98,7 @@ class Lateness:
             spent = min(1.0, 2 * self.share / self._allowed) if self._allowed else 1.0
             self.aims[mode] = max(LEAST_AIM, aim - BACK_OFF * spent)
         elif gap_us > NEAR * aim * self._limit_us:
-            self.aims[mode] = min(MOST_AIM, aim + GIVE_BACK)
+            self.aims[mode] = min(MOST_AIM, aim + GIVE_BACK[mode])
 
     def _count(self, rows: int, gap_us: float) -> None:
         self._gaps += rows
