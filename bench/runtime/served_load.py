@@ -24,6 +24,7 @@ from smkern.measure.forwards import compile_forwards
 from smkern.measure.sm_clock import Clock, clock_on
 from smkern.models import Weights
 from smkern.policies import POLICIES, Chunked, Policy, StaticSplit
+from smkern.replay.named import policy_named
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.sizes import FIRST_CONTEXT, mixed_rows
 from smkern.runtime.model.warming import warm_sizes
@@ -182,8 +183,7 @@ class ServedLoad:
         """A policy that is told its limit, with the predictor of this model on this GPU."""
         if self._predictor is None:
             self._predictor = predictor_for(self.plan.model)
-        made: Policy = POLICIES[name](predictor=self._predictor, tbt_slo_ms=limit_ms)
-        return made
+        return policy_named(name, self._predictor, tbt_slo_ms=limit_ms)
 
     def _power(self) -> Any:
         if self._meter is None and self.executor.pool.device.type == "cuda":
@@ -198,7 +198,7 @@ def policies_named(names: str | None) -> tuple[str, ...]:
         UnknownNameError: one that there is not.
     """
     if names is None:
-        return tuple(name for name in COMPARED if name in POLICIES)
+        return COMPARED
     return known_names(names, POLICIES, "policy")
 
 

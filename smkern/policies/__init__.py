@@ -1,8 +1,10 @@
 """When to split, and what to launch next: functions from a snapshot to a decision."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from smkern.policies.adaptive import Adaptive
+from smkern.policies.base import BasePolicy
 from smkern.policies.bullet import Bullet
 from smkern.policies.check import check
 from smkern.policies.chunked import Chunked
@@ -17,7 +19,7 @@ from smkern.policies.static_split import StaticSplit
 from smkern.policies.temporal import Temporal
 from smkern.policies.two_streams import TwoStreams
 
-POLICIES = MappingProxyType(
+POLICIES: Mapping[str, type[BasePolicy]] = MappingProxyType(
     {
         "chunked": Chunked,
         "prefill_first": PrefillFirst,

@@ -115,6 +115,7 @@ class Adaptive(BasePolicy):
 
     heeds = ("tbt",)
     needs_limit = True
+    splits = "may"
     decodes_alone_steadily = False
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
 from smkern.limits import as_float
+from smkern.policies.decision import Decision
 from smkern.policies.order import Order, order_named
 from smkern.policies.settings import (
     Limits,
@@ -18,9 +20,10 @@ from smkern.policies.settings import (
     check_reachable,
     check_splits,
 )
+from smkern.policies.snapshot import Snapshot
 
 
-class BasePolicy:
+class BasePolicy(ABC):
     """A policy but for `decide`.
 
     Args:
@@ -38,8 +41,10 @@ class BasePolicy:
     """The limits from which anything follows."""
     needs_limit: ClassVar[bool] = False
     """Whether there must be a limit of the time between two tokens, and a predictor."""
-    splits: ClassVar[bool] = False
-    """Whether the device must have rungs."""
+    splits: ClassVar[Literal["never", "may", "must"]] = "never"
+    """Whether decisions name rungs; with "must" the device must have some."""
+    asks_predictor: ClassVar[bool] = True
+    """Whether it ever asks how long launches take: making a predictor may take seconds."""
     first: ClassVar[str] = ""
     """The attribute that is shown ahead of all, without its name."""
 
@@ -65,6 +70,10 @@ class BasePolicy:
         self._settings = {**settings, "margin": margin or None}
         self.order = order_named(order)
 
+    @abstractmethod
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The next thing to do."""
+
     def __repr__(self) -> str:
         """As its user would write it; what is None or infinite was not said."""
         order = getattr(self.order, "__name__", repr(self.order))
@@ -84,6 +93,6 @@ class BasePolicy:
 
     def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
         """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
-        if self.splits:
+        if self.splits == "must":
             check_splits(type(self).__name__, rungs)
         check_reachable(self._wanted, self._predictor, num_sms)

@@ -86,7 +86,7 @@ class Bullet(BasePolicy):
     """
 
     needs_limit = True
-    splits = True
+    splits = "must"
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class Drift(BasePolicy):
     """
 
     needs_limit = True
-    splits = True
+    splits = "must"
 
     def __init__(
         self,

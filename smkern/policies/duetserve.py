@@ -87,7 +87,7 @@ class DuetServe(BasePolicy):
 
     heeds = ("tbt",)
     needs_limit = True
-    splits = True
+    splits = "must"
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class MuxWise(BasePolicy):
     """
 
     needs_limit = True
-    splits = True
+    splits = "must"
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ class PrefillFirst(BasePolicy):
     """
 
     heeds = ()
+    asks_predictor = False
 
     def __init__(
         self,

@@ -68,6 +68,7 @@ class StaticSplit(BasePolicy):
     """
 
     heeds = ("ttft",)
+    splits = "must"
     first = "decode_sms"
 
     def __init__(

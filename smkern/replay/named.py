@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
 from smkern.policies import POLICIES, Policy
+from smkern.policies.base import BasePolicy
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
 
-FIRST = {"chunked": "chunk_tokens", "static_split": "decode_sms"}
-"""What a setting without a name is."""
-UNPRICED = ("prefill_first",)
-"""Policies that ask no predictor, whatever they are told."""
 
-
-def parsed(spec: str) -> tuple[str, dict[str, Any]]:
-    """The name and the settings of "name", "name:value" or "name:key=value:key=value".
+def parsed(spec: str) -> tuple[type[BasePolicy], dict[str, Any]]:
+    """The policy and the settings of "name", "name:value" or "name:key=value:key=value".
 
     Raises:
         ArgumentError: no such policy, or a value without a name where the policy has no first one.
 
     Example:
         >>> parsed("static_split:32")
-        ('static_split', {'decode_sms': 32})
+        (<class 'smkern.policies.static_split.StaticSplit'>, {'decode_sms': 32})
     """
     name, *words = spec.strip().split(":")
     if name not in POLICIES:
         raise ArgumentError(f"policy {name!r}: there is {', '.join(sorted(POLICIES))}")
+    policy = POLICIES[name]
+    first = next(iter(signature(policy).parameters))
     given: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            if name not in FIRST:
+            if first == "predictor":  # nothing that a text could say
                 raise ArgumentError(f"policy {spec!r}: name what {word!r} is: {name}:key={word}")
-            key, value = FIRST[name], word
+            key, value = first, word
         given[key] = _value(value)
-    return name, given
+    return policy, given
 
 
 def policy_named(
@@ -60,9 +58,9 @@ def policy_named(
     Raises:
         ArgumentError: no such policy, or settings that it refuses or does not know.
     """
-    name, given = parsed(spec)
-    make: Callable[..., Policy] = POLICIES[name]
-    known = inspect.signature(make).parameters
+    make: Callable[..., Policy]
+    make, given = parsed(spec)
+    known = signature(make).parameters
     unknown = [key for key in given if key not in known]
     if unknown:
         raise ArgumentError(f"policy {spec!r} has no {', '.join(unknown)}: {', '.join(known)}")
@@ -73,13 +71,13 @@ def policy_named(
 
 
 def asks_predictor(spec: str) -> bool:
-    """Whether a policy asks how long launches take: making a predictor may take seconds.
+    """Whether `policy_named` makes a policy that asks how long launches take.
 
     Raises:
         ArgumentError: as `parsed`.
     """
-    name, given = parsed(spec)
-    return name not in UNPRICED and "chunk_tokens" not in given
+    policy, given = parsed(spec)
+    return policy.asks_predictor and "chunk_tokens" not in given
 
 
 def _value(word: str) -> Any:

@@ -20,11 +20,11 @@ from smkern.latency.predictor import Predictor
 from smkern.models import Decoder, ModelCalls, ModelConfig
 from smkern.models.presets import find_model
 from smkern.models.quantization import Kind
-from smkern.models.shard import WHOLE as WHOLE_MODEL
+from smkern.models.shard import WHOLE
 from smkern.models.weights import with_dtype
 from smkern.policies import Policy
 from smkern.profile import load_profile
-from smkern.replay.named import asks_predictor, policy_named
+from smkern.replay.named import asks_predictor, parsed, policy_named
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.loading import find_weights, kv_sizes
 from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES
@@ -33,8 +33,6 @@ from smkern.runtime.multiplexer import Multiplexer
 from smkern.server import RUNGS
 from smkern.server.messages import Ready
 
-WHOLE = ("chunked", "prefill_first")
-"""Policies that never split the device: graphs of partitions would be for nothing."""
 CPU_TOKENS = 32_768
 """Tokens that a CPU's pool holds, unless told otherwise."""
 
@@ -100,7 +98,7 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
     on_gpu = device.type == "cuda"
     sizes = with_dtype(config, options.quantization)
     policy = _policy(sizes, options, smkern.device_info().name if on_gpu else None)
-    weights = find_weights(config, folder, device, options.quantization, options.seed, WHOLE_MODEL)
+    weights = find_weights(config, folder, device, options.quantization, options.seed, WHOLE)
     config = weights.config
     context = config.max_position if options.max_context is None else options.max_context
     decoder = Decoder(
@@ -108,7 +106,8 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
         batch_invariant=options.batch_invariant,
     )  # fmt: skip
     pool = _pool(config, options, device)
-    splits = on_gpu and options.rungs and options.policy.partition(":")[0] not in WHOLE
+    # graphs of partitions that no decision names would be for nothing
+    splits = on_gpu and options.rungs and parsed(options.policy)[0].splits != "never"
     with smkern.ladder(options.rungs) if splits else nullcontext() as ladder:
         if on_gpu and options.warm:
             _warm(config, options, ladder)

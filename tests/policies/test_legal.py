@@ -97,9 +97,12 @@ def test_a_margin_is_a_share(made: Any, margin: Any) -> None:
 
 @settings(max_examples=300)
 @given(policies(), st.lists(snapshots(), min_size=1, max_size=4))
-def test_decisions_are_legal_and_go_on(policy: Policy, moments: list[Snapshot]) -> None:
+def test_decisions_are_legal_and_go_on(policy: Any, moments: list[Snapshot]) -> None:
     for snapshot in moments:
         decision = check(policy.decide(snapshot), snapshot)
+        if policy.splits == "never":
+            assert decision.rung is None
+            assert decision.prefill_rung in (None, "same")
         assert takes_what_fits(decision, snapshot, in_order=not isinstance(policy, REORDERS))
         if isinstance(policy, GOES_ON):
             assert goes_on(decision, snapshot)

@@ -108,6 +108,7 @@ def test_policies_by_name() -> None:
     for spec, words in (
         ("best", "there is .*chunked"),
         ("chunked:size=3", "has no size"),
+        ("temporal:3", "name what '3' is: temporal:key=3"),
         ("chunked:many", "chunk_tokens='many'"),
     ):
         with pytest.raises(ArgumentError, match=words):
