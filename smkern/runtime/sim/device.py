@@ -127,16 +127,13 @@ class SimDevice(Device):
         """The clock, of host and device alike."""
         return self._now
 
-    def is_over(self, event: SimEvent) -> bool:
-        """Whether a launch is over, or gone; see `SimEvent.query`."""
-        self._check_alive()
-        if event.fault == "error" and event.ended_us is not None:
-            event.fault, event.ended_us, event.is_gone = None, None, True
+    def check_alive(self) -> None:
+        """Raise DeviceError where a fault that was asked for took the device."""
+        if self.lost_by is not None:
             raise DeviceError(
-                f"launch {event.number} on the {event.lane} lane failed (a fault that was asked "
-                "for): what it drew is gone; abandon it, and launch again"
+                f"the simulated device is lost since launch {self.lost_by} (a fault that was "
+                "asked for): nothing runs on it any more; make another"
             )
-        return not event.is_pending
 
     def progress(self, event: Event) -> float:
         """The part of a launch that is done, from 0 to 1."""
@@ -163,7 +160,7 @@ class SimDevice(Device):
             RuntimeError: a fault that was asked for.
             DeviceError: the device is lost.
         """
-        self._check_alive()
+        self.check_alive()
         self._check_place(lane, place)
         alone_us = self._alone_us(work, place)
         if lane == "decode":
@@ -192,7 +189,7 @@ class SimDevice(Device):
         Raises:
             DeviceError: the device is lost.
         """
-        self._check_alive()
+        self.check_alive()
         run()
 
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
@@ -222,13 +219,6 @@ class SimDevice(Device):
                 f"from {self._now} us on: give until_us, or launch something"
             )
         self._now += HANGING_WAIT_US
-
-    def _check_alive(self) -> None:
-        if self.lost_by is not None:
-            raise DeviceError(
-                f"the simulated device is lost since launch {self.lost_by} (a fault that was "
-                "asked for): nothing runs on it any more; make another"
-            )
 
     def _end_first(self, events: Sequence[Event], until_us: float | None) -> bool:
         """Move the clock to the first end of what runs, where that is just what is waited for and

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from smkern.errors import DeviceError
 from smkern.latency import Size
 from smkern.runtime.place import Lane, Place
 
@@ -55,7 +56,14 @@ class SimEvent:
         Raises:
             DeviceError: a fault that was asked for.
         """
-        return self._device.is_over(self)
+        self._device.check_alive()
+        if self.fault == "error" and self.ended_us is not None:
+            self.fault, self.ended_us, self.is_gone = None, None, True
+            raise DeviceError(
+                f"launch {self.number} on the {self.lane} lane failed (a fault that was asked "
+                "for): what it drew is gone; abandon it, and launch again"
+            )
+        return not self.is_pending
 
     def times_us(self) -> tuple[float, float] | None:
         """When it began and ended."""
