@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +96,8 @@ def preset(name: str) -> ModelConfig:
     known = presets()
     if not isinstance(name, str) or name.lower() not in known:
         raise ConfigError(
-            f"preset {name!r}: there is {sorted(known)}; for another model pass its folder to "
-            "ModelConfig.from_hf"
+            f"preset {shown(name)}: {_meant(name, known)} A folder of Hugging Face's is taken by "
+            "ModelConfig.from_hf and LLM"
         )
     return known[name.lower()]
 
@@ -119,9 +122,18 @@ def find_model(model: str | Path | ModelConfig) -> tuple[ModelConfig, Path | Non
     if folder is not None and name.lower() in known:
         return known[name.lower()], None
     raise ConfigError(
-        f"model {name!r:.200} is neither a folder nor one of {sorted(known)}: pass a folder "
-        "with config.json (`hf download` makes one of a name on the Hub), a preset or a ModelConfig"
+        f"model {name!r:.200} is neither a folder nor a preset: {_meant(name, known)} Pass a "
+        "folder with config.json (`hf download` makes one of a name on the Hub), a preset or a "
+        "ModelConfig"
     )
+
+
+def _meant(name: object, known: Collection[str]) -> str:
+    """The preset of that size whose name is near, as "Qwen/Qwen3-8B" is, or all that there are."""
+    word = str(name)[:200].rpartition("/")[2].lower()
+    alike = [x for x in known if re.findall(r"\d+", x) == re.findall(r"\d+", word)]
+    near = get_close_matches(word, alike, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there is {sorted(known)}."
 
 
 def _end_tokens(config: ModelConfig, folder: Path) -> tuple[int, ...]:

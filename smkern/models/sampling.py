@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from smkern.errors import RequestError
 from smkern.limits import MAX_FLOAT, shown
 
 MAX_SEED = 2**63 - 1
+ELSEWHERE = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
+"""Names that vLLM and OpenAI have for what is called otherwise here."""
+
+T = TypeVar("T")
 
 
+def _knowing_names(cls: type[T]) -> type[T]:
+    """A class that says of an argument which it lacks what to write instead."""
+    init: Callable[..., None] = cls.__init__
+    known = list(signature(cls).parameters)
+
+    @wraps(init)
+    def checked(self: T, *args: Any, **given: Any) -> None:
+        for name in (name for name in given if name not in known):
+            remedy = f"it is not served: leave it out, there is {', '.join(known)}"
+            if name in ELSEWHERE:
+                remedy = f"it is called {ELSEWHERE[name]} here"
+            raise RequestError(f"{cls.__name__}({name}={shown(given[name])}): {remedy}")
+        init(self, *args, **given)
+
+    setattr(cls, "__init__", checked)  # noqa: B010 - mypy knows no class's __init__ as a variable
+    return cls
+
+
+@_knowing_names
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a request's tokens are drawn, and when it ends.
@@ -30,6 +56,9 @@ class SamplingParams:
         stop: Texts that end the request; they are cut off. Needs a tokenizer.
         stop_token_ids: Tokens that end the request, beside the model's own.
         ignore_eos: Whether the model's own end tokens do not end it.
+
+    Raises:
+        RequestError: a parameter that is called otherwise here, or is not served.
 
     Source: nucleus sampling (arXiv 1904.09751) section 3.1, min-p (arXiv 2407.01082) section 3.
 

@@ -37,9 +37,18 @@ def test_presets_in_fp8(name):
     assert want.weight_bytes < 0.6 * preset(name).weight_bytes
 
 
-def test_an_unknown_preset_names_the_known():
-    with pytest.raises(ConfigError, match=r"preset 'gpt-2': there is .*qwen3-8b"):
-        preset("gpt-2")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpt-2", "there is .*qwen3-8b"),
+        ("Qwen/Qwen3-4B", "there is .*from_hf and LLM"),
+        ("Qwen/Qwen3-8B", "did you mean 'qwen3-8b'.*from_hf and LLM"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "did you mean 'llama-3.1-8b'"),
+    ],
+)
+def test_an_unknown_preset_names_a_near_one_or_all(name, words):
+    with pytest.raises(ConfigError, match=f"preset '{name}': {words}"):
+        preset(name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -292,6 +292,18 @@ def test_a_partition_is_for_a_gpu() -> None:
         make_llm(partition=object())
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("max_tokens", r"\(max_tokens=2\): it is called max_new_tokens here"),
+        ("presence_penalty", r"\(presence_penalty=2\): it is not served: .* max_new_tokens, temp"),
+    ],
+)
+def test_sampling_names_of_other_libraries(name: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        SamplingParams(**{name: 2})
+
+
 def test_counts_of_params_and_of_prompts_agree() -> None:
     llm = make_llm()
     with pytest.raises(RequestError, match="1 SamplingParams for 2 prompts"):
@@ -300,7 +312,7 @@ def test_counts_of_params_and_of_prompts_agree() -> None:
 
 
 def test_a_model_that_is_none_is_named() -> None:
-    with pytest.raises(ConfigError, match="'qwen9' is neither a folder nor one of"):
+    with pytest.raises(ConfigError, match="'qwen9' is neither a folder nor a preset: there is"):
         LLM("qwen9")
     with pytest.raises(ArgumentError, match="max_context=500"):
         make_llm(max_context=500)
