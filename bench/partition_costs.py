@@ -26,7 +26,7 @@ SWITCH_RUNGS = (16, 32)
 LADDERS = ((2, "spread"), (8, "default"))
 
 
-def used_mib(device: int = 0) -> float:
+def used_mib(device: int) -> float:
     """Device memory in use, by this process and any other, MiB."""
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)

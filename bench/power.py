@@ -83,7 +83,7 @@ class Watts:
         return (after - before) / (end_s - begin_s)
 
 
-def energy_counter(device: int = 0) -> Joules | None:
+def energy_counter(device: int) -> Joules | None:
     """NVML's counter of a device's energy; None where there is none."""
     import torch
 

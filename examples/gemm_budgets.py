@@ -28,9 +28,9 @@ MS = (64, 2048)
 BUDGETS = (16, 32, 60, 84, 116, 132)
 
 
-def plan_table(profile: Profile, ms: Sequence[int] = MS, shape: tuple[int, int] = SHAPE) -> Table:
+def plan_table(profile: Profile, ms: Sequence[int] = MS) -> Table:
     """What dispatch picks for each M and SM budget of a device that may be absent."""
-    n, k = shape
+    n, k = SHAPE
     name = profile.info.name
     dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile))
     table = Table(title=f"smkern.gemm, n {n}, k {k}, bf16, as planned for an {name}", box=None)

@@ -91,10 +91,10 @@ class VllmEngine:
         self._drain()
         return found
 
-    def prefill_rate(self, prompts: int = 32) -> float:
+    def prefill_rate(self) -> float:
         """Tokens a millisecond of prompts with no row beside them."""
         self._scheduler.max_num_scheduled_tokens = NO_BUDGET
-        for _ in range(prompts):
+        for _ in range(32):
             self._add("p", self._text(self.load.prompt), 1)
         with frozen():
             self._run(2)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from smkern.autotune import append
-from smkern.autotune.attention_cases import MODELS, Heads
+from smkern.autotune.attention_cases import MODELS
 from smkern.autotune.measure import best_cell
 from smkern.bench.ops.append import our_call
 from smkern.measure.append import AppendCase, AppendOperands, problem_of_case
@@ -16,8 +16,6 @@ from smkern.tuning.append import AppendKey, Budget
 from tests.measure.fake_cuda import cuda
 
 __all__ = ["cuda"]
-
-SMALL = Heads(4, 2, 64)
 
 
 def test_cases_are_distinct_cells():

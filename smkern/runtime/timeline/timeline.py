@@ -125,21 +125,17 @@ class Timeline:
         """A policy's decision, and by its snapshot what there is to do."""
         self._log.append((self._decided, (self._clock(), snapshot, decision)))
 
-    def state(
-        self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0,
-        is_blocked: bool | None = None,
-    ) -> None:  # fmt: skip
+    def state(self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0) -> None:
         """What there is to do from now on: what a decision has changed, or that nothing is left.
 
         Args:
             at_us: The clock.
             decoding: Requests that decode.
             prefilling: Requests whose prompts are on their way through the layers.
-            waiting: Requests that wait for that.
-            is_blocked: Whether none of those can begin: no pages, or no row. None: as it was when
-                the policy was last asked.
+            waiting: Requests that wait for that; whether none can begin is as it was when the
+                policy was last asked.
         """
-        self._log.append((self._stated, (at_us, decoding, prefilling, waiting, is_blocked)))
+        self._log.append((self._stated, (at_us, decoding, prefilling, waiting)))
         if len(self._log) > BACKLOG:  # not `decided`: that is called in front of launches
             self.settle(4)
 
@@ -272,12 +268,9 @@ class Timeline:
             )
         )  # fmt: skip
 
-    def _stated(
-        self, at_us: float, decoding: int, prefilling: int, waiting: int, is_blocked: bool | None
-    ) -> None:
+    def _stated(self, at_us: float, decoding: int, prefilling: int, waiting: int) -> None:
         self._latest_us = max(self._latest_us, at_us)
-        if is_blocked is None:
-            is_blocked = waiting > 0 and self._state.is_blocked
+        is_blocked = waiting > 0 and self._state.is_blocked
         is_split = self._state.is_split
         self._enter(State(at_us, decoding, prefilling, waiting, is_blocked, is_split))
 
@@ -314,10 +307,7 @@ class _Off(Timeline):
     def decided(self, snapshot: Snapshot, decision: Decision) -> None:
         pass
 
-    def state(
-        self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0,
-        is_blocked: bool | None = None,
-    ) -> None:  # fmt: skip
+    def state(self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0) -> None:
         pass
 
     def settle_briefly(self) -> bool:
