@@ -175,10 +175,17 @@ def _latency_tables(info: DeviceInfo) -> tuple[Status, str]:
     if not (models := shipped(gpu)):
         near = nearest(info)[0].info.name
         return "note", f"none for {gpu}: told from {near}'s by its ceilings, or {measure}"
-    stamps = {m: read_timings(shipped_path(m, gpu))[0].meta.get("kernels") for m in models}
-    stale = [model for model, stamp in stamps.items() if stamp not in (None, kernels_hash(gpu))]
-    old = f"; of other kernels or tables than these: {', '.join(stale)}, {measure}" if stale else ""
-    return "note" if stale else "ok", f"{', '.join(models)} for {gpu}; others told from these{old}"
+    tables = {model: read_timings(shipped_path(model, gpu)) for model in models}
+    stale = [
+        model
+        for model, (cells, sizes) in tables.items()
+        if cells.meta.get("kernels") not in (None, kernels_hash(gpu, sizes))
+    ]
+    detail = f"{', '.join(models)} for {gpu}; others told from these"
+    if stale:
+        others = "; of other kernels or tables (smkern autotune's included) than these: "
+        detail += f"{others}{', '.join(stale)}, {measure}"
+    return "note" if stale else "ok", detail
 
 
 def cache_findings() -> Iterator[Finding]:

@@ -140,7 +140,7 @@ class TablePredictor:
                 "with smkern profile, or take a table of this GPU"
             )
         if (timed := cells.meta.get("kernels")) is not None:
-            _warn_if_stale(str(path), str(timed), gpu)
+            _warn_if_stale(str(path), str(timed), gpu, sizes)
         return cls(cells.cells, sizes, profile, gemms_in(path, cells))
 
     def for_model(
@@ -235,13 +235,13 @@ class TablePredictor:
 
 
 @cache
-def _warn_if_stale(path: str, timed: str, gpu: str) -> None:
-    """Say once where kernels or tuned tables are not those that were timed."""
-    if timed != kernels_hash(gpu):
+def _warn_if_stale(path: str, timed: str, gpu: str, sizes: ModelSizes) -> None:
+    """Say once where the model's kernels or tuned cells are not those that were timed."""
+    if timed != (now := kernels_hash(gpu, sizes)):
         warnings.warn(
-            f"{path} was measured with other kernels or tuned tables than these (their stamp is "
-            f"{shown(timed)}, now it is {kernels_hash(gpu)!r}): predictions may be off; measure "
-            "again with smkern profile",
+            f"{path} was measured with other kernels or tuned tables (smkern autotune's included) "
+            f"than these (their stamp is {shown(timed)}, now it is {now!r}): predictions may be "
+            "off; measure again with smkern profile",
             stacklevel=4,
         )
 

@@ -81,9 +81,9 @@ def provenance(model: str, config: ModelConfig, seed: int) -> dict[str, Any]:
     from smkern.measure.provenance import collect_meta
 
     meta = collect_meta()
-    sizes = ModelSizes.of(config).to_json()
-    kernels = kernels_hash(str(meta["gpu"]))
-    return meta | {"model": model, "sizes": sizes, "kernels": kernels, "seed": seed}
+    sizes = ModelSizes.of(config)
+    kernels = kernels_hash(str(meta["gpu"]), sizes)
+    return meta | {"model": model, "sizes": sizes.to_json(), "kernels": kernels, "seed": seed}
 
 
 @click.command("profile")

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from smkern.cli import cli
 from smkern.errors import ArgumentError, DeviceError, TableError
-from smkern.latency import Chunk, Size, stamp
+from smkern.latency import Chunk, Size
 from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sample import Sample
@@ -26,7 +26,7 @@ from smkern.latency.stamp import kernels_hash
 from smkern.measure import profiler
 from smkern.measure.busy import Turns, measure
 from smkern.measure.launches import ModelLaunches
-from smkern.measure.profile_command import errors_of
+from smkern.measure.profile_command import errors_of, provenance
 from smkern.measure.profile_plan import Cell
 from smkern.measure.profiler import Profiler, _forwards
 from smkern.models.architecture import MoeConfig
@@ -314,30 +314,11 @@ def test_a_profile_of_something_else_is_not_gone_on_with(name: str, tmp_path: Pa
         file.resume(META | {name: "other"})
 
 
-def test_the_hash_of_kernels_is_a_gpus() -> None:
-    assert kernels_hash("NVIDIA H200") == kernels_hash("h200") != kernels_hash("no such gpu")
-
-
-def test_the_hash_tells_code_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("csrc", "kernels", "tuning/tables/gpu"):
-        (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.setattr(stamp, "_PACKAGE", tmp_path)
-
-    def hashed(code: str, cuda: str = "f();", table: str = "[1]") -> str:
-        (tmp_path / "kernels/a.py").write_text(code)
-        (tmp_path / "csrc/a.cu").write_text(cuda)
-        text = '{"format": "smkern-table", "version": 1, "meta": {"date": "%s"}, "cells": %s}'
-        (tmp_path / "tuning/tables/gpu/gemm.json").write_text(text % (code[:3], table))
-        stamp.kernels_hash.cache_clear()
-        return kernels_hash("gpu")
-
-    first = hashed("x = 1\n")
-    assert hashed('"""Words."""\n# more\nx  = 1  # one\n', "// words\nf(); /* or\ntwo */") == first
-    assert len({first, hashed("x = 2"), hashed("x = 1", "g();"), hashed("x = 1", table="[2]")}) == 4
-    (tmp_path / "kernels/fp8").mkdir()
-    (tmp_path / "kernels/fp8/a.py").write_text("x = 3")
-    assert hashed("x = 1") == first, "a profile launches none of these"
-    stamp.kernels_hash.cache_clear()
+def test_a_profile_is_stamped_with_what_its_model_launches(monkeypatch) -> None:
+    monkeypatch.setattr("smkern.measure.provenance.collect_meta", lambda: {"gpu": "NVIDIA H200"})
+    meta = provenance("tiny", tiny(), 0)
+    assert meta["sizes"] == SIZES.to_json()
+    assert meta["kernels"] == kernels_hash("h200", SIZES)
 
 
 def test_errors_of_a_profile() -> None:
