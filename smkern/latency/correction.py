@@ -10,6 +10,9 @@ from smkern.latency.work import Kind, Size
 
 LOW, HIGH = 0.75, 1.5
 """Between which a factor stays: chips differ by a few per cent, a throttled one by a quarter."""
+FADE = 1 / 35
+"""Part of the way back to 1 that factors beside go with each launch that has nothing beside it: what
+a way was off by a second ago says nothing now, and one that looks slow would never be tried again."""
 OUTLIER = 2.0
 """A launch that is off by more than this factor tells nothing of the clock: something waited."""
 
@@ -19,7 +22,8 @@ class Corrected:
 
     A chip's clock follows its power limit, its temperature and its own voltage, and a profile was
     measured on another chip or another day. Each launch that ended moves the factor of its kind
-    towards its own time over the predicted one, by a small part in the logarithm.
+    towards its own time over the predicted one, by a small part in the logarithm; factors beside fade
+    while nothing runs beside anything.
 
     Args:
         predictor: The predictor to be corrected.
@@ -93,6 +97,10 @@ class Corrected:
         if beside is not None:
             expected *= self.predictor.slowdown(size, num_sms, beside, beside_sms)
         key = size.kind, beside is not None
+        if beside is None:
+            for kind, is_beside in self.factors:
+                if is_beside:
+                    self.factors[kind, True] **= 1 - FADE
         factor = self.factors.get(key, 1.0)
         if not (expected > 0 and us > 0 and 1 / OUTLIER <= us / (expected * factor) <= OUTLIER):
             return

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
-from smkern.latency.correction import HIGH, LOW, Corrected
+from smkern.latency.correction import FADE, HIGH, LOW, Corrected
 from smkern.runtime.sim.rates import ConstantRates
 
 STEP = Size(batch=4, total_kv=4096)
@@ -37,6 +37,23 @@ def test_beside_another_launch_the_time_and_not_the_ratio_is_corrected() -> None
     corrected.observe(STEP, 64, 1.2 * 1.5 * RATES.alone_us(STEP, 64), PROMPT, 68)
     together = corrected.alone_us(STEP, 64) * corrected.slowdown(STEP, 64, PROMPT, 68)
     assert together == pytest.approx(1.2 * 1.5 * RATES.alone_us(STEP, 64))
+
+
+def test_what_was_off_beside_is_forgotten_while_nothing_runs_beside_anything() -> None:
+    corrected = Corrected(RATES, rate_beside=1.0)
+    for size, num_sms, beside in ((STEP, 64, PROMPT), (PROMPT, 68, STEP)):
+        us = 1.5 * RATES.alone_us(size, num_sms)
+        corrected.observe(size, num_sms, 1.2 * us, beside, 132 - num_sms)
+    assert corrected.factors == {
+        ("decode", True): pytest.approx(1.2), ("prefill", True): pytest.approx(1.2)
+    }  # fmt: skip
+    count = 50
+    for _ in range(count):
+        corrected.observe(STEP, 132, RATES.alone_us(STEP, 132))
+    left = pytest.approx(1.2 ** ((1 - FADE) ** count))
+    assert corrected.factors == {
+        ("decode", True): left, ("prefill", True): left, ("decode", False): 1.0
+    }  # fmt: skip
 
 
 def test_a_launch_that_waited_does_not_count() -> None:
