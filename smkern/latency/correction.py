@@ -11,8 +11,8 @@ from smkern.latency.work import Kind, Size
 LOW, HIGH = 0.75, 1.5
 """Between which a factor stays: chips differ by a few per cent, a throttled one by a quarter."""
 FADE = 1 / 35
-"""Part of the way back to 1 that factors beside go with each launch that has nothing beside it: what
-a way was off by a second ago says nothing now, and one that looks slow would never be tried again."""
+"""Part of the way back to 1 that factors beside go with each launch that has nothing beside it: a
+split that once looked slow would never be tried again, and what it was off by soon says nothing."""
 OUTLIER = 2.0
 """A launch that is off by more than this factor tells nothing of the clock: something waited."""
 
@@ -22,8 +22,8 @@ class Corrected:
 
     A chip's clock follows its power limit, its temperature and its own voltage, and a profile was
     measured on another chip or another day. Each launch that ended moves the factor of its kind
-    towards its own time over the predicted one, by a small part in the logarithm; factors beside fade
-    while nothing runs beside anything.
+    towards its own time over the predicted one, by a small part in the logarithm. Factors beside
+    fade while nothing runs beside anything.
 
     Args:
         predictor: The predictor to be corrected.
