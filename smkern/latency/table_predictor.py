@@ -79,6 +79,7 @@ class TablePredictor:
             raise ArgumentError("no timings: a predictor from a table needs one cell at least")
         self.sizes = sizes
         self.profile = profile
+        self._count = len(timings)
         alone = {key: us for key, us in timings.items() if not key.beside_sms}
         beside = {key: us for key, us in timings.items() if key.beside_sms}
         self._roofline = roofline = Roofline(sizes, profile, gemms=gemms)
@@ -88,6 +89,10 @@ class TablePredictor:
         usage = Usage(self._steps, self._prompts, roofline, profile.info.num_sms)
         self._decode_beside = Slowdowns(self._slowed(beside, "decode"), usage.of)
         self._prefill_beside = Slowdowns(self._slowed(beside, "prefill"), usage.of)
+
+    def __repr__(self) -> str:
+        of = f"{self.sizes.num_layers} layers of {self.sizes.hidden_size}"
+        return f"TablePredictor({self._count} timings of {of} on {self.profile.info.name})"
 
     def _slowed(self, beside: Mapping[Timing, float], kind: Kind) -> Iterator[tuple[Pair, float]]:
         """Slowdowns of cells that say what their neighbour was."""

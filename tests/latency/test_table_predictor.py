@@ -76,6 +76,11 @@ def test_shipped_timings_come_back(model: str) -> None:
     assert max(errors) < 0.15
 
 
+def test_a_predictor_says_what_it_is_of() -> None:
+    said = repr(TablePredictor.load("qwen3-8b", "h200"))
+    assert said.endswith(" timings of 36 layers of 4096 on NVIDIA H200)")
+
+
 def test_a_prompt_takes_no_longer_than_one_of_more_tokens() -> None:
     """A pause of the host was timed with it. Nor on more SMs, but for what unevenness costs."""
     paused = {Timing("prefill", 100, prompts=1, tokens=32): 250.0}
