@@ -70,7 +70,7 @@ def test_a_chunk_is_no_sliver() -> None:
 @given(st.integers(1, 90), st.integers(0, 9))
 def test_requests_that_join_have_rows_in_the_last_tile(rows: int, joining: int) -> None:
     now = moment(
-        waiting=waiting(2000), running_kv=(500,) * rows, joining=joining, max_running=99,
+        waiting=waiting(2000), running_kv=(500,) * rows, joining=joining, max_running=128,
         prefill_queued=min(joining, 1),
     )  # fmt: skip
     decision = Chunked(tbt_slo_ms=3.0, predictor=Linear()).decide(now)
