@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, cast
 
 from smkern.errors import LatencyError
 from smkern.latency.cost import Costs
@@ -12,9 +11,6 @@ from smkern.latency.curve import Curve
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
 from smkern.profile import Profile
-
-if TYPE_CHECKING:
-    from smkern.models.config import ModelConfig
 
 
 def achieved_rates(
@@ -40,8 +36,7 @@ def achieved_rates(
     Source: DuetServe section 4.2 profiles "the achievable compute throughput and memory bandwidth
         for each possible SM partition size", and does not say by which kernels.
     """
-    # The sums read nothing of a configuration but what `ModelSizes` has by the same names.
-    costs = Costs(cast("ModelConfig", sizes), l2_bytes=profile.info.l2_bytes)
+    costs = Costs(sizes, l2_bytes=profile.info.l2_bytes)
     best: dict[str, dict[int, float]] = {"prefill": {}, "decode": {}}
     for sample in samples:
         if not sample.alone or sample.kind == "mixed":

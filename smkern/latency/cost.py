@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from smkern.latency.work import Size
 
 if TYPE_CHECKING:
+    from smkern.latency.sizes import ExpertSizes, ModelSizes
     from smkern.models.architecture import MoeConfig
     from smkern.models.config import ModelConfig
 
@@ -93,7 +94,7 @@ def total_bytes(kernels: Iterable[Kernel]) -> int:
 
 
 def kernels_of(
-    config: ModelConfig,
+    config: ModelConfig | ModelSizes,
     load: Load,
     *,
     l2_bytes: int,
@@ -134,7 +135,7 @@ class Costs:
         34
     """
 
-    def __init__(self, config: ModelConfig, *, l2_bytes: int) -> None:
+    def __init__(self, config: ModelConfig | ModelSizes, *, l2_bytes: int) -> None:
         self._config = config
         self._l2_bytes = l2_bytes
         # Steps of one batch differ by their keys, which attention alone reads.
@@ -165,7 +166,7 @@ ATTENTION = "attention"
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    config: ModelConfig
+    config: ModelConfig | ModelSizes
     load: Load
     l2_bytes: int
     layers: int | None
@@ -206,7 +207,7 @@ class _Listing:
         yield self._linear("gate_up", tokens, 2 * inner, hidden, layers, "swiglu")
         yield self._linear("down", tokens, hidden, inner, layers, "residual")
 
-    def _experts(self, moe: MoeConfig, tokens: int, layers: int) -> Iterator[Kernel]:
+    def _experts(self, moe: MoeConfig | ExpertSizes, tokens: int, layers: int) -> Iterator[Kernel]:
         """Every expert that some token is expected to choose, under even routing."""
         hidden, inner = self.config.hidden_size, moe.intermediate_size
         experts, chosen = moe.num_experts, moe.top_k

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple
 
 from smkern.latency.cost import ATTENTION, ELEMENT_BYTES, Kernel, Load, kernels_of
 from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Size
 from smkern.profile import Profile
-
-if TYPE_CHECKING:
-    from smkern.models.config import ModelConfig
 
 
 class Bound(NamedTuple):
@@ -50,8 +47,7 @@ class Roofline:
         gemms: GemmTimes | None = None,
         like: Roofline | None = None,
     ) -> None:
-        # The sums read nothing of a configuration but what `ModelSizes` has by the same names.
-        self._config = cast("ModelConfig", sizes)
+        self._sizes = sizes
         self.num_layers = sizes.num_layers
         self.num_q_heads = sizes.q_size // sizes.head_dim
         self._profile = profile
@@ -118,7 +114,7 @@ class Roofline:
         tbps, tflops = self._rates(num_sms)
         key, bytes_us, flops_us = self._key, layers / tbps / 1e6, layers / tflops / 1e6
         # queries and what it writes, where they exceed the L2
-        moved = ELEMENT_BYTES * 2 * tokens * self._config.q_size
+        moved = ELEMENT_BYTES * 2 * tokens * self._sizes.q_size
         fixed = bytes_us * moved if moved > self._profile.info.l2_bytes else 0.0
         return fixed, Bound(bytes_us * key.bytes_moved, flops_us * key.flops)
 
@@ -132,7 +128,7 @@ class Roofline:
         return next(k for k in self._kernels(load, layers) if k.name == ATTENTION)
 
     def _kernels(self, load: Load, layers: int) -> tuple[Kernel, ...]:
-        return kernels_of(self._config, load, l2_bytes=self._profile.info.l2_bytes, layers=layers)
+        return kernels_of(self._sizes, load, l2_bytes=self._profile.info.l2_bytes, layers=layers)
 
     def _bound(self, kernel: Kernel, num_sms: int) -> Bound:
         tbps, tflops = self._rates(num_sms)

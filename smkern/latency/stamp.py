@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from smkern.errors import TableError
 from smkern.latency.cost import Load, kernels_of
@@ -21,9 +21,6 @@ from smkern.tuning.family import Family
 from smkern.tuning.fp8_table import FP8_FAMILY
 from smkern.tuning.sample import VOCAB_STEP
 from smkern.tuning.select import GEMM_FAMILY
-
-if TYPE_CHECKING:
-    from smkern.models.config import ModelConfig
 
 _PACKAGE = Path(__file__).parents[1]
 _C_WORDS = re.compile(rb"//.*$|/\*(?:.|\n)*?\*/", re.MULTILINE)
@@ -70,8 +67,7 @@ def kernels_hash(gpu: str, sizes: ModelSizes) -> str:
 
 def _weights(sizes: ModelSizes) -> dict[str, list[tuple[int, int]]]:
     """The (n, k) of a model's weights whose products a family's table serves, by its name."""
-    # no more is read of a configuration than `ModelSizes` has by the same names
-    kernels = kernels_of(cast("ModelConfig", sizes), Load(1, 1, 1, 1), l2_bytes=0)
+    kernels = kernels_of(sizes, Load(1, 1, 1, 1), l2_bytes=0)
     found: dict[str, list[tuple[int, int]]] = {GEMM_FAMILY.name: [], FP8_FAMILY.name: []}
     for kernel in kernels:
         if kernel.product is not None:

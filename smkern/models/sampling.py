@@ -26,7 +26,7 @@ def _knowing_names(cls: type[T]) -> type[T]:
 
     @wraps(init)
     def checked(self: T, *args: Any, **given: Any) -> None:
-        for name in (name for name in given if name not in known):
+        if (name := next((name for name in given if name not in known), None)) is not None:
             remedy = f"it is not served: leave it out, there is {', '.join(known)}"
             if name in ELSEWHERE:
                 remedy = f"it is called {ELSEWHERE[name]} here"
