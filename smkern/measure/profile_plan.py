@@ -134,7 +134,7 @@ def plan(room: Room, *, rungs: Sequence[int] = RUNGS, seed: int = 0) -> list[Cel
         _decodes(rungs),
         _prompts(rungs),
         _mixed(),
-        _pairs(rungs, draw),
+        _pairs(room, rungs, draw),
         _held_out(room, [*rungs, *HELD_OUT_RUNGS], draw),
     ]
     lists = [[cell for cell in dict.fromkeys(cells) if cell.fits(room)] for cells in kinds]
@@ -210,8 +210,13 @@ def _mixed() -> Iterator[Cell]:
     yield from (cell(tokens, batch, 8192) for batch, tokens in product((8, 32), (128, 512)))
 
 
-def _pairs(rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
-    """Per rung some of all pairs of a decode step and a prompt, every step and prompt as often."""
+def _pairs(room: Room, rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
+    """Per rung some of all pairs of a decode step and a prompt, every step and prompt as often.
+
+    Steps that do not fit have fewer rows: without the ones of long requests, nothing would tell
+    what their rows do to a slowdown from what their keys do.
+    """
+    steps = [(_rows_that_fit(room, *step), step[1]) for step in PAIRED_DECODES]
     both = list(product(range(len(PAIRED_DECODES)), range(len(PAIRED_PROMPTS))))
     chosen: dict[int, list[tuple[int, int]]] = {}
     for rung in rungs:
@@ -224,8 +229,16 @@ def _pairs(rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
     for index in range(PAIRS_A_RUNG):
         for rung in _spread(rungs):
             decode, prompt = chosen[rung][index]
-            batch, context = PAIRED_DECODES[decode]
+            batch, context = steps[decode]
             yield Cell(rung, (context,) * batch, (Chunk(*PAIRED_PROMPTS[prompt]),))
+
+
+def _rows_that_fit(room: Room, batch: int, context: int) -> int:
+    """The rows, halved until their keys fit beside any prompt but the longest."""
+    prompt = sorted(sum(prompt) for prompt in PAIRED_PROMPTS)[-2]
+    while batch > 1 and 1.1 * (batch * context + prompt) > room.pool_tokens:
+        batch //= 2
+    return batch
 
 
 def _held_out(room: Room, rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
