@@ -104,6 +104,7 @@ BLOCKS: dict[str, Block] = {
     "attention-ratios": _cells("attention", operators.attention_ratios_table),
     "attention-plot": _pictures("attention-*.png"),
     "attention-plan": _cells("attention", operators.plan_table),
+    "layouts-table": _cells("layouts", operators.attention_ratios_table),
     "ops-table": _cells("ops", operators.ops_table),
     "ops-sample": _cells("ops", operators.sample_table),
     "ops-plot": _pictures("ops*.png"),

@@ -46,6 +46,10 @@ SUITES = {
         "smkern.bench.attention.suite",
         "Paged attention over SM budget, against FlashInfer and SDPA in the same partition.",
     ),
+    "layouts": (
+        "smkern.bench.attention.layouts",
+        "Decode attention of heads that nobody tuned, against FlashInfer.",
+    ),
     "ops": (
         "smkern.bench.ops.suite",
         "A layer's other operators over SM budget, against torch and FlashInfer.",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import smkern
-from smkern.bench.attention import beside, providers, suite
+from smkern.bench.attention import beside, layouts, providers, suite
 from smkern.bench.attention.beside import beside_cell
 from smkern.bench.attention.cases import CASES, MIXED, SKEWED, SKEWED_LENGTHS
 from smkern.bench.attention.flashinfer import FlashInfer
@@ -129,9 +129,10 @@ def on_cpu(virtual_gpu, monkeypatch):
         virtual_gpu.work_us(3.0)
         return plan_of(ops, place, out)
 
-    monkeypatch.setattr(suite, "SIZES", Sizes(TINY, TINY, BUDGETS, BUDGETS))
-    monkeypatch.setattr(suite, "AttentionOperands", partial(AttentionOperands, device="cpu"))
-    monkeypatch.setattr(suite, "flashinfer_with", lambda: (None, "not here"))
+    for module, cases in ((suite, TINY), (layouts, TINY[:1])):
+        monkeypatch.setattr(module, "SIZES", Sizes(cases, cases, BUDGETS, BUDGETS))
+        monkeypatch.setattr(module, "AttentionOperands", partial(AttentionOperands, device="cpu"))
+        monkeypatch.setattr(module, "flashinfer_with", lambda: (None, "not here"))
     monkeypatch.setattr(providers, "our_call", our_call)
     monkeypatch.setattr(providers, "selection", lambda *a: {"config": "reference"})
     monkeypatch.setattr(providers, "PLAN_CALLS", 2)
@@ -168,6 +169,16 @@ def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
     run_suite(suite.command, out, "--budgets", "16,24", "--resume")
     placements = {(c["num_sms"], c["placement"]) for c in load_results(out).cells}
     assert placements == {(16, "spread"), (16, "default"), (24, "spread"), (24, "default")}
+
+
+def test_layouts_are_measured_alone(on_cpu, tmp_path):
+    run_suite(layouts.command, tmp_path / "layouts.json", "--budgets", "16")
+    cells = load_results(tmp_path / "layouts.json").cells
+    assert [(c["op"], c["provider"]) for c in cells] == [
+        ("paged_attention", "smkern"),
+        ("paged_attention", "smkern:cuda"),
+        ("paged_attention", "smkern:triton"),
+    ]
 
 
 def test_a_deadline_leaves_groups(on_cpu, tmp_path):

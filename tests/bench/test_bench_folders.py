@@ -51,7 +51,7 @@ def test_every_suite_that_measures_asks_the_device() -> None:
     measured = {
         "gemm", "fp8", "attention", "ops", "model", "runtime", "ceilings", "partitions",
         "cliffs", "batch-invariant", "host", "untuned", "replay", "replay-confirm", "server",
-        "engines", "ranks", "cutlass", "power",
+        "engines", "ranks", "cutlass", "power", "layouts",
     }  # fmt: skip
     assert set(suites_with_results()) == measured
 
