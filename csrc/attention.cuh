@@ -8,7 +8,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // HEAD_DIM 64, 96, 128, 256; FP16 (else bf16) queries and outputs; KV8: e4m3 caches; OUT8: outputs
-// in e4m3 with scales (attention_e4m3.cuh).
+// in e4m3 with scales (attention_e4m3.cuh); BRIEF: requests of few tokens are prefill's, too.
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
 #endif
@@ -20,6 +20,9 @@ typedef unsigned long long u64;
 #endif
 #ifndef OUT8
 #define OUT8 0
+#endif
+#ifndef BRIEF
+#define BRIEF 0
 #endif
 #ifndef SOFTCAP
 #define SOFTCAP 0

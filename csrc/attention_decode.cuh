@@ -210,9 +210,8 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   Item item = stream.source.item;  // of the unit being multiplied
   int unit = first_unit, head = stream.source.head, key = stream.at, end = stream.source.end;
   u32 q[ROWS8][D / 8];
-  if constexpr (kQueryInRegisters)
 #pragma unroll
-    for (int n = 0; n < ROWS8; ++n) load_query(q[n], p, item, head, n, l);
+  for (int n = 0; n < ROWS8; ++n) load_query(q[n], p, item, head, n, l);
   stream.copy_keys(p, lane_at, l);
   stream.copy_values(p, lane_at + kSlot, l);
 
@@ -280,29 +279,14 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
       float s[ROWS8][kTiles][4] = {};
       stream.advance(p, l);  // before the wait, which hides it: a free slot is filled at once
       wait_but_one();
-      if constexpr (kQueryInRegisters) {
-        scores<ROWS8>(s, keys, q);
-      } else {
-#pragma unroll
-        for (int n = 0; n < ROWS8; ++n) {
-          u32 words[1][D / 8];
-          load_query(words[0], p, item, head, n, l);
-          float its[1][kTiles][4] = {};
-          scores<1>(its, keys, words);
-#pragma unroll
-          for (int b = 0; b < kTiles; ++b)
-#pragma unroll
-            for (int c = 0; c < 4; ++c) s[n][b][c] = its[0][b][c];
-        }
-      }
+      scores(s, keys, q);
       __syncwarp();
       stream.copy_keys(p, lane_at, l);
       // later pieces have the same query as the first
-      if constexpr (kQueryInRegisters)
-        if (last && stream.live() && uniform(stream.source.item[PIECE] == 0))
+      if (last && stream.live() && uniform(stream.source.item[PIECE] == 0))
 #pragma unroll
-          for (int n = 0; n < ROWS8; ++n)
-            load_query(q[n], p, stream.source.item, stream.source.head, n, l);
+        for (int n = 0; n < ROWS8; ++n)
+          load_query(q[n], p, stream.source.item, stream.source.head, n, l);
       if constexpr (SOFTCAP)
 #pragma unroll
         for (int n = 0; n < ROWS8; ++n)

@@ -8,7 +8,7 @@
 namespace decode {
 
 constexpr int kBlocks = D / 16;                // blocks of 16 dims
-constexpr bool kQueryInRegisters = ROWS8 * D <= 256;
+static_assert(ROWS8 * D <= 256, "a thread's registers hold the queries");
 // A lane's products are of columns 2t and 2t + 1. Where 4 rows are all, each lane has one of them,
 // which halves its softmax; its other column is not looked at.
 constexpr int kColumns = ROWS4 ? 1 : 2;
@@ -83,9 +83,8 @@ __device__ __forceinline__ u32 values_at(int lane) {
 
 // s = K Q^T over a slot's keys, read from `at`. The next fragments are read while these are
 // multiplied. Each score is one sum, so a row's bits do not depend on the number of row groups.
-template <int N>
-__device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
-                                       const u32 (&q)[N][D / 8]) {
+__device__ __forceinline__ void scores(float (&s)[ROWS8][kTiles][4], u32 at,
+                                       const u32 (&q)[ROWS8][D / 8]) {
   constexpr int kReads = KV8 ? kBlocks / 2 : kBlocks;
   u32 a[2][kTiles][4];
 #pragma unroll
@@ -105,7 +104,7 @@ __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
           unpack4(x[0], x[2], a[i & 1][b][2 * h]);
           unpack4(x[1], x[3], a[i & 1][b][2 * h + 1]);
 #pragma unroll
-          for (int n = 0; n < N; ++n)
+          for (int n = 0; n < ROWS8; ++n)
             mma16816(s[n][b], x[0], x[1], x[2], x[3], q[n][4 * i + 2 * h],
                      q[n][4 * i + 2 * h + 1]);
         }
@@ -113,7 +112,7 @@ __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
 #pragma unroll
       for (int b = 0; b < kTiles; ++b)
 #pragma unroll
-        for (int n = 0; n < N; ++n) {
+        for (int n = 0; n < ROWS8; ++n) {
           const u32* x = a[i & 1][b];
           mma16816(s[n][b], x[0], x[1], x[2], x[3], q[n][2 * i], q[n][2 * i + 1]);
         }

@@ -80,7 +80,7 @@ __device__ __forceinline__ int count_units(const PlanParams& p, Shared& s, int* 
     int units = 0, upto = 0;
     if (thread < count) {
       const Request r = Request::of(p, i0 ? Lengths::load(p, i) : mine);
-      units = r.decode() ? r.q_len > 0 : r.blocks(p);
+      units = r.decode(p) ? r.q_len > 0 : r.blocks(p);
       s.who[thread] = make_int4(r.kv_len, r.q_start, r.q_len, 0);
     }
     if (works) upto = scan_warp(units, lane);
@@ -134,11 +134,11 @@ __device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& 
   }
 }
 
-// A prefill unit's items, at most four, by the warp together. The next place of a length is that
+// A prefill unit's items, at most 32, by the warp together. The next place of a length is that
 // of its bucket among its warp's buckets, plus what lies in the warps before.
 __device__ __forceinline__ void write_prefill(const PlanParams& p, Shared& s, const Unit& u,
                                               int slot, int counter, int lane) {
-  const int mine = u.decode() ? 0 : u.pieces;
+  const int mine = u.decode ? 0 : u.pieces;
   const int most = __reduce_max_sync(kAll, mine);
   if (most == 0) return;
   const int sum = s.sorted.of[lane], before = scan_warp(sum, lane) - sum;
@@ -222,7 +222,7 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
           }
           unit.set(p, r);
           if (turn && s.cut.drops(unit, u0 + thread)) unit.blocks = unit.pieces = 0;
-          if (pass == 0 && !unit.decode())
+          if (pass == 0 && !unit.decode)
 #pragma unroll 1
             for (int i = 0; i < unit.pieces; ++i) atomicAdd(&s.bucket[bucket_of(unit.tiles(i))], 1);
         }
@@ -230,7 +230,7 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
           mine = Sums::of(unit);
           upto = mine.scan(lane);
           if (has_prefill && (pass == 1 || once)) {  // sums by halves, which cannot overflow
-            const u32 d = unit.decode() ? unit.cost() : 0, f = unit.decode() ? 0 : unit.cost();
+            const u32 d = unit.decode ? unit.cost() : 0, f = unit.decode ? 0 : unit.cost();
             decode_cost += __reduce_add_sync(kAll, d & 0xffff);
             decode_cost += (u64)__reduce_add_sync(kAll, d >> 16) << 16;
             prefill_cost += __reduce_add_sync(kAll, f & 0xffff);
@@ -240,7 +240,7 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
         if (lane == 31) {
           s.items.of[warp] = upto.items, s.slots.of[warp] = upto.slots;
           s.costs.of[warp] = upto.cost;
-          s.prefill_slots.of[warp] = upto.joint & 255, s.counters.of[warp] = upto.joint >> 8;
+          s.prefill_slots.of[warp] = upto.prefill_slots(), s.counters.of[warp] = upto.counters();
           s.decode_cost[warp] = decode_cost, s.prefill_cost[warp] = prefill_cost;
         }
       }
@@ -248,8 +248,8 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
 
       if (!found && count > 32) __syncthreads();
       int item = upto.items - mine.items, slot = all.decode_slots + upto.slots - mine.slots;
-      int prefill_slot = all.prefill_slots + (upto.joint & 255) - (mine.joint & 255);
-      int counter = all.counters + (upto.joint >> 8) - (mine.joint >> 8);
+      int prefill_slot = all.prefill_slots + upto.prefill_slots() - mine.prefill_slots();
+      int counter = all.counters + upto.counters() - mine.counters();
       int cost = all.decode_cost + upto.cost - mine.cost;
       if (works && count > 32) {
         cost += s.costs.before(warp, lane);
@@ -259,7 +259,7 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
       }
       if (thread < count) {
         s.start[thread] = item;
-        if (unit.decode()) {
+        if (unit.decode) {
           s.who[thread] = make_int4(unit.request, unit.r.kv_len, unit.r.q_start,
                                     unit.r.q_len | unit.shift << 8 | unit.first << 16 |
                                         unit.pieces << 24);
@@ -268,8 +268,8 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
       }
       const bool over = works && (all.decode_items + item + mine.items > p.max_decode_items ||
                                   slot + mine.slots > p.max_decode_slots ||
-                                  prefill_slot + (mine.joint & 255) > p.max_prefill_slots ||
-                                  counter + (mine.joint >> 8) > p.num_counters);
+                                  prefill_slot + mine.prefill_slots() > p.max_prefill_slots ||
+                                  counter + mine.counters() > p.num_counters);
       fits &= !__syncthreads_or(over);
       if (has_prefill && works) write_prefill(p, s, unit, prefill_slot, counter, lane);
       const int more = s.items.all(lane);

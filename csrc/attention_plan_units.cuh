@@ -38,11 +38,15 @@ struct Request {
     }
     return r;
   }
-  __device__ __forceinline__ bool decode() const { return q_len <= 8; }
+  // DECODE_MAX_Q and DECODE_MAX_GROUP of shapes.py
+  __device__ __forceinline__ bool brief() const { return q_len <= 8; }
+  __device__ __forceinline__ bool decode(const PlanParams& p) const {
+    return brief() && p.group <= 16;
+  }
 
   __device__ __forceinline__ int blocks(const PlanParams& p) const {
     const int rows = q_len * p.group;
-    if (!decode()) return (rows + 127) >> 7;
+    if (!decode(p)) return (rows + 127) >> 7;
     if (rows <= p.decode_rows) return rows > 0;
     return (u32)(rows + p.decode_rows - 1) / (u32)p.decode_rows;
   }
@@ -60,14 +64,16 @@ struct Unit {
   Request r{0, 0, 0};
   int blocks = 0, pieces = 0;  // blocks: of a decode request, else 1
   int begin = 0, end = 0, first = 0, shift = 0;
+  bool decode = true;
 
   __device__ __forceinline__ void set(const PlanParams& p, const Request& given) {
     r = given;
+    decode = r.decode(p);
     const int start = r.kv_len - r.q_len;
     int first_token = 0;
     blocks = r.blocks(p);
     end = r.kv_len;
-    if (r.decode()) {
+    if (decode) {
       shift = 9 + max((int)(r.kv_len > 3072), doublings(r.kv_len, 16));  // decode_cut of shapes.py
     } else {
       const u32 row = (u32)block * 128, rows = r.q_len * p.group;
@@ -76,18 +82,19 @@ struct Unit {
         end = min(end, max(start + last_token + 1, 0));
       }
       if (p.window) first_token = row / (u32)p.group;
-      shift = blocks * p.num_kv_heads >= 1024 ? 31 : 13 + doublings(r.kv_len, 15);
-      blocks = 1;
+      // prefill_piece of shapes.py
+      const bool whole = blocks * p.num_kv_heads >= 1024;
+      shift = whole ? 31 : (r.brief() ? 10 : 13) + doublings(r.kv_len, 15);
+      blocks = min(blocks, 1);  // none of a request without queries
     }
     if (p.window) begin = min(max(start + first_token - p.window + 1, 0), end);
     // a rest of up to a quarter of a piece joins decode's last whole piece
-    const int last = r.decode() ? max(end - (1 << shift >> 2) - 1, 0) : max(begin, end - 1);
+    const int last = decode ? max(end - (1 << shift >> 2) - 1, 0) : max(begin, end - 1);
     first = min(begin, last) >> shift;
     if (blocks) pieces = (last >> shift) - first + 1;
     // decode walks whole pieces, prefill whole tiles
-    begin = r.decode() ? first << shift : begin & ~127;
+    begin = decode ? first << shift : begin & ~127;
   }
-  __device__ __forceinline__ bool decode() const { return r.decode(); }
   __device__ __forceinline__ bool cut() const { return pieces > 1; }
   __device__ __forceinline__ int key0(int i) const { return i ? (first + i) << shift : begin; }
   __device__ __forceinline__ int key1(int i) const {
@@ -100,20 +107,24 @@ struct Unit {
   }
   // of decode, by which teams share: a piece counts two tiles more
   __device__ __forceinline__ int shared_cost() const {
-    return decode() ? cost() + blocks * pieces : 0;
+    return decode ? cost() + blocks * pieces : 0;
   }
 };
 
-// Sums that are scanned together over the units of a warp. Prefill slots, at most four a unit and
-// so 128 a warp, share a word with the counters.
+// Sums that are scanned together over the units of a warp. Prefill slots, at most 32 a unit and so
+// 1024 a warp, share a word with the counters.
+constexpr int kCounter = 1 << 12;
+
 struct Sums {
-  int items, slots, cost, joint;  // of decode; counters * 256 + prefill slots
+  int items, slots, cost, joint;  // of decode; counters * kCounter + prefill slots
 
   __device__ __forceinline__ static Sums of(const Unit& u) {
     const int items = u.blocks * u.pieces;
-    if (!u.decode()) return {0, 0, 0, u.cut() ? 256 + u.pieces : 0};
-    return {items, u.cut() ? items : 0, u.shared_cost(), u.cut() ? u.blocks * 256 : 0};
+    if (!u.decode) return {0, 0, 0, u.cut() ? kCounter + u.pieces : 0};
+    return {items, u.cut() ? items : 0, u.shared_cost(), u.cut() ? u.blocks * kCounter : 0};
   }
+  __device__ __forceinline__ int prefill_slots() const { return joint & (kCounter - 1); }
+  __device__ __forceinline__ int counters() const { return joint / kCounter; }
   __device__ __forceinline__ Sums scan(int lane) const {
     Sums x = *this;
 #pragma unroll
@@ -131,8 +142,8 @@ struct Totals {
 
   __device__ __forceinline__ void add(const Unit& u) {
     const int items = u.blocks * u.pieces;
-    (u.decode() ? decode_items : prefill_items) += items;
-    if (u.cut()) (u.decode() ? decode_slots : prefill_slots) += items, counters += u.blocks;
+    (u.decode ? decode_items : prefill_items) += items;
+    if (u.cut()) (u.decode ? decode_slots : prefill_slots) += items, counters += u.blocks;
   }
   __device__ __forceinline__ bool fit(const PlanParams& p) const {
     return decode_items <= p.max_decode_items && decode_slots <= p.max_decode_slots &&
@@ -145,7 +156,7 @@ struct Totals {
 struct Cut {
   int decode, prefill;
   __device__ __forceinline__ bool drops(const Unit& u, int index) const {
-    return index >= (u.decode() ? decode : prefill);
+    return index >= (u.decode ? decode : prefill);
   }
 };
 
@@ -156,17 +167,17 @@ __device__ __noinline__ Cut find_cut(const PlanParams& p) {
   int index = 0;
   for (int request = 0; request < p.batch; ++request) {
     const Request r = Request::of(p, Lengths::load(p, request));
-    const int units = r.decode() ? r.q_len > 0 || !p.max_prefill_items : r.blocks(p);
+    const int units = r.decode(p) ? r.q_len > 0 || !p.max_prefill_items : r.blocks(p);
     for (int block = 0; block < units; ++block, ++index) {
       Unit u;
       u.block = block;
       u.set(p, r);
       all.add(u);
-      const bool fits = u.decode() ? all.decode_items <= p.max_decode_items &&
+      const bool fits = u.decode ? all.decode_items <= p.max_decode_items &&
                                          all.decode_slots <= p.max_decode_slots
                                    : all.prefill_items <= p.max_prefill_items &&
                                          all.prefill_slots <= p.max_prefill_slots;
-      int& first = u.decode() ? cut.decode : cut.prefill;
+      int& first = u.decode ? cut.decode : cut.prefill;
       if (!fits || all.counters > p.num_counters) first = min(first, index);
     }
   }

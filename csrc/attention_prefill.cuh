@@ -232,6 +232,21 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Shared& 
   };
   const auto take_turn = [&] { named_barrier<256>(1 + consumer); };
   const auto give_turn = [&] { named_barrier_arrive<256>(2 - consumer); };
+  // the CTA of a row block's last piece merges them all
+  const auto finish_piece = [&](const Item& item, int head) {
+    named_barrier<256>(6);
+    if (threadIdx.x == 128) {
+      int* counter = (int*)p.workspace + item.counter * heads + head;
+      *s.last = arrive(counter, 1) == item.pieces - 1;
+      if (*s.last) *counter = 0;
+    }
+    named_barrier<256>(6);
+    if (*s.last)
+      merge_rows<256, 4>(
+          p, p.plan + p.prefill_at + (long long)(item.unit / heads) * ITEM_WORDS, head, kRows,
+          p.workspace + p.prefill_out, p.workspace + p.prefill_stats, threadIdx.x - 128, v_scale);
+    named_barrier<256>(6);  // the flag is free again
+  };
   if (consumer == 1) give_turn();
   for (;;) {
     await(work, s.full_work);
@@ -256,6 +271,20 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Shared& 
     if (!query_is_box(p)) {
       load_query(p, item, head, s.query + work.stage() * kQueryBytes, 64 * consumer);
       named_barrier<128>(4 + consumer);
+    }
+    if constexpr (BRIEF) {  // a half without rows lets everything pass, in its turns
+      if (item.first_row + 64 * consumer >= item.q_len * p.group) {
+        for (int tile = tiles - 1; tile >= 0; --tile) {
+          await(keys, s.full_keys);
+          release(keys, s.empty_keys);
+          if (tile < tiles - 1) take_turn(), give_turn();
+          await(values, s.full_values);
+          release(values, s.empty_values);
+        }
+        release(work, s.empty_work);
+        if (item.pieces > 1) finish_piece(item, head);
+        continue;
+      }
     }
     float o[D / 2], score[kKeys / 2], shrink[2];
     u32 probability[kKeys / 4];
@@ -311,18 +340,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Shared& 
       continue;
     }
     store_partial(p, item, head, o, rows, row0, stat_scale);
-    named_barrier<256>(6);
-    if (threadIdx.x == 128) {
-      int* counter = (int*)p.workspace + item.counter * heads + head;
-      *s.last = arrive(counter, 1) == item.pieces - 1;
-      if (*s.last) *counter = 0;
-    }
-    named_barrier<256>(6);
-    if (*s.last)
-      merge_rows<256, 4>(
-          p, p.plan + p.prefill_at + (long long)(item.unit / heads) * ITEM_WORDS, head, kRows,
-          p.workspace + p.prefill_out, p.workspace + p.prefill_stats, threadIdx.x - 128, v_scale);
-    named_barrier<256>(6);  // the flag is free again
+    finish_piece(item, head);
   }
   if (consumer == 0) take_turn();  // the other's last turn
 }

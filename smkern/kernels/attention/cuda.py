@@ -70,12 +70,14 @@ class CudaVariant:
     tma: bool
     scaled: bool = False
     rows4: bool = False
+    brief: bool = False
 
     @property
     def defines(self) -> tuple[str, ...]:
         sizes = {"HEAD_DIM": self.head_dim, "FP16": self.fp16, "KV8": self.fp8_cache,
                  "SOFTCAP": self.softcap, "ROWS8": self.rows8, "TEAMS": self.teams,
-                 "TMA": self.tma, "OUT8": self.scaled, "ROWS4": self.rows4}  # fmt: skip
+                 "TMA": self.tma, "OUT8": self.scaled, "ROWS4": self.rows4,
+                 "BRIEF": self.brief}  # fmt: skip
         return tuple(f"{name}={int(value)}" for name, value in sizes.items())
 
     @property
@@ -115,6 +117,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
         tma=prefill and problem.cache_dtype != "fp8" and shape.page_size >= MIN_BOX,
         scaled=problem.scaled,
         rows4=shape.decode_rows <= 4,
+        brief=not shape.has_decode,
     )
     most = most_teams(shape.head_dim, cache_bytes(problem), shape.decode_rows)
     return replace(variant, teams=max(1, min(variant.teams, most)))

@@ -69,7 +69,7 @@ class PlanLayout:
             -min(shape.max_q_len, DECODE_MAX_Q) * shape.group // shape.decode_rows
         )
         decode_slots = decode if decode > blocks else 0
-        prefill_slots = prefill if prefill > shape.max_row_blocks else 0
+        prefill_slots = prefill if shape.cuts_prefill else 0
         # only row blocks with two or more pieces have a counter
         counters = (decode + prefill) // 2 + 1
         return cls(
@@ -121,7 +121,7 @@ def plan_items(
         q_len = min(q_end - q_start, shape.max_q_len)
         if q_len == 0:
             continue
-        is_decode = q_len <= DECODE_MAX_Q
+        is_decode = q_len <= DECODE_MAX_Q and shape.has_decode
         rows = q_len * shape.group
         block = shape.decode_rows if is_decode else PREFILL_ROWS
         piece, last = decode_cut(kv_len)

@@ -51,7 +51,7 @@ def path_of(shape: AttentionShape) -> AttentionPath:
     """
     if not shape.has_prefill:
         return "decode"
-    mixed = shape.batch * (DECODE_MAX_Q + 1) > shape.max_tokens
+    mixed = shape.has_decode and shape.batch * (DECODE_MAX_Q + 1) > shape.max_tokens
     return "mixed" if mixed else "prefill"
 
 

@@ -16,7 +16,12 @@ CacheDtype = Literal["bf16", "fp16", "fp8"]
 AttentionKernel = Literal["cuda", "triton", "cutlass"]
 
 DECODE_MAX_Q = 8
-"""Requests with at most this many query tokens take the decode path."""
+"""Requests with at most this many query tokens are brief: they take the decode path."""
+DECODE_MAX_GROUP = 16
+"""More query heads on a KV head have no decode path: the matrix unit's tiles of 64 rows read their
+keys faster than teams of warps do, 16 rows at a time (of 64 heads 4.2 times on 16 SMs, of 16 heads
+0.63). All requests of a model take one path, so that bits do not depend on how many tokens are
+verified at once."""
 DECODE_PIECE = 512
 """Minimum keys of a decode piece; pieces start at multiples of it from the request's start."""
 DECODE_LONG = 3072
@@ -31,10 +36,11 @@ A piece costs two tiles of 128 keys beside its keys, so that 2,049 keys as 5 pie
 eighth more than 2,048; as 4 they cost a 24th more."""
 DECODE_MAX_PIECES = 128
 """The most pieces merged for a request: longer contexts have longer pieces (powers of two)."""
-DECODE_MAX_ROWS = 32
+DECODE_MAX_ROWS = 16
 """Packed rows (query tokens x heads of a group) of a decode item; further rows make more items.
 
-Half as many at head_dim 256, where their sums would not fit the registers."""
+Half as many at head_dim 256: queries and sums of more do not fit the registers, nor the sums of
+two teams an SM's shared memory. Items of 32 rows took twice as long as two of 16."""
 PIECE_COST = 2
 """Fixed cost of a decode piece in tiles of 128 keys; teams share the total cost evenly."""
 PREFILL_ROWS = 128
@@ -44,6 +50,8 @@ PREFILL_TILE = 128
 PREFILL_PIECE = 8192
 """Minimum keys of a prefill piece."""
 PREFILL_MAX_PIECES = 4
+BRIEF_PIECE, BRIEF_MAX_PIECES = 1024, 32
+"""The same of brief requests without a decode path, of which a step may have few."""
 PREFILL_ENOUGH_ITEMS = 1024
 """A request with this many (row block, KV head) pairs fills any GPU, so its keys are not cut."""
 
@@ -74,12 +82,17 @@ class AttentionShape:
         return self.num_q_heads // self.num_kv_heads
 
     @property
+    def has_decode(self) -> bool:
+        """Whether brief requests take the decode path."""
+        return self.group <= DECODE_MAX_GROUP
+
+    @property
     def has_prefill(self) -> bool:
-        return self.max_q_len > DECODE_MAX_Q
+        return self.max_q_len > DECODE_MAX_Q or not self.has_decode
 
     @property
     def decode_rows(self) -> int:
-        """Packed rows of a decode item: as many as the longest decode query needs, at most 32 (16).
+        """Packed rows of a decode item: as many as the longest decode query needs, at most 16 (8).
 
         Beside prefill one query token's rows, at most 8: decode requests mostly have one token.
         """
@@ -91,6 +104,8 @@ class AttentionShape:
     @property
     def max_decode_items(self) -> int:
         """Upper bound of decode items for any lengths within the shape."""
+        if not self.has_decode:
+            return 0
         rows = min(self.max_q_len, DECODE_MAX_Q) * self.group
         blocks = -(-rows // self.decode_rows)
         pieces = min(
@@ -104,13 +119,27 @@ class AttentionShape:
         """Upper bound of prefill row blocks for any lengths within the shape."""
         if not self.has_prefill:
             return 0
-        requests = min(self.batch, self.max_tokens // (DECODE_MAX_Q + 1))
+        least = DECODE_MAX_Q + 1 if self.has_decode else 1
+        requests = min(self.batch, self.max_tokens // least)
         return self.max_tokens * self.group // PREFILL_ROWS + requests
+
+    @property
+    def cuts_prefill(self) -> bool:
+        """Whether a prefill request within the shape can have several pieces."""
+        return self.max_kv_len > (PREFILL_PIECE if self.has_decode else BRIEF_PIECE)
 
     @property
     def max_prefill_items(self) -> int:
         pieces = min(-(-self.max_kv_len // PREFILL_PIECE), PREFILL_MAX_PIECES)
-        return self.max_row_blocks * max(pieces, 1)
+        items = self.max_row_blocks * max(pieces, 1)
+        if self.has_decode:
+            return items
+        # of brief requests, beside the others
+        most = min(-(-self.max_kv_len // BRIEF_PIECE), BRIEF_MAX_PIECES)
+        pieces = min(self.batch * most, self.max_total_kv // BRIEF_PIECE + self.batch)
+        blocks = -(-min(self.max_q_len, DECODE_MAX_Q) * self.group // PREFILL_ROWS)
+        brief = blocks * max(pieces, self.batch)
+        return brief if self.max_q_len <= DECODE_MAX_Q else items + brief
 
 
 def decode_cut(kv_len: int) -> tuple[int, int]:
@@ -129,10 +158,12 @@ def decode_cut(kv_len: int) -> tuple[int, int]:
 def prefill_piece(q_len: int, kv_len: int, group: int, num_kv_heads: int) -> int:
     """Keys per prefill piece of a request; at least `kv_len` if its keys are not cut."""
     blocks = -(-q_len * group // PREFILL_ROWS)
-    piece = PREFILL_PIECE
+    piece, most = PREFILL_PIECE, PREFILL_MAX_PIECES
+    if q_len <= DECODE_MAX_Q:
+        piece, most = BRIEF_PIECE, BRIEF_MAX_PIECES
     if blocks * num_kv_heads >= PREFILL_ENOUGH_ITEMS:
-        return max(piece, kv_len)
-    while piece * PREFILL_MAX_PIECES < kv_len:
+        return max(PREFILL_PIECE, kv_len)
+    while piece * most < kv_len:
         piece *= 2
     return piece
 

@@ -22,6 +22,7 @@ ALL = {
     "decode": LONG, "verify": VERIFY, "prefill": PREFILL, "mixed": MIXED, "cut": CUT,
     "256": replace(MIXED, head_dim=256), "fp8": replace(LONG, fp8=True),
     "options": replace(MIXED, window=100, softcap=5.0, sinks=True),
+    "large group": replace(VERIFY, q_heads=20, kv_heads=1),
 }  # fmt: skip
 CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS)

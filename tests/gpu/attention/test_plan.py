@@ -12,11 +12,11 @@ import smkern
 from smkern.kernels.attention import items
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import ITEM_WORDS, PlanLayout, plan_items
-from smkern.tuning.attention.shapes import PREFILL_ROWS
+from smkern.tuning.attention.shapes import DECODE_MAX_GROUP, PREFILL_ROWS
 from tests.gpu.attention.cases import fresh_seed, int32
 from tests.gpu.sides import at_most
 
-HEADS = [(8, 2), (8, 8), (5, 1), (32, 8), (16, 1)]
+HEADS = [(8, 2), (8, 8), (5, 1), (32, 8), (16, 1), (40, 1), (64, 2)]
 LENGTHS = [
     0, 1, 15, 16, 127, 128, 129, 255, 256, 257, 511, 640, 641, 1000, 2049, 2176, 2177, 4096, 8192,
     8193, 20_000, 65_537, 65_793, 70_000,
@@ -92,7 +92,9 @@ def test_decode(batch, heads):
     lengths = [chance.choice(LENGTHS) for _ in range(batch)]
     made = plan(lengths, heads=heads, max_kv_len=max(lengths) + 1)
     want = check(made, lengths)
-    assert want[items.NUM_DECODE] >= batch
+    q_heads, kv_heads = heads
+    brief = items.NUM_DECODE if q_heads // kv_heads <= DECODE_MAX_GROUP else items.NUM_PREFILL
+    assert want[brief] >= batch
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
@@ -191,8 +193,9 @@ def test_the_share_of_decode_ctas_follows_the_budget(num_sms):
         assert made.budget.num_sms == num_sms
 
 
-def test_an_empty_batch_and_requests_of_nothing():
-    made = plan([0, 0], [0, 0, 0], max_q_len=4, max_kv_len=16, num_tokens=0)
+@pytest.mark.parametrize("heads", [(8, 2), (40, 1)], ids=str)
+def test_an_empty_batch_and_requests_of_nothing(heads):
+    made = plan([0, 0], [0, 0, 0], heads=heads, max_q_len=4, max_kv_len=16, num_tokens=0)
     want = check(made, [0, 0], [0, 0, 0])
     assert not want[[items.NUM_DECODE, items.NUM_PREFILL]].any()
 

@@ -20,6 +20,7 @@ MODELS = [
     {"q_heads": 8, "kv_heads": 2},
     {"q_heads": 5, "kv_heads": 1, "head_dim": 64, "dtype": "fp16", "page_size": 1},
     {"q_heads": 16, "kv_heads": 1, "page_size": 64, "sinks": True, "window": 128},
+    {"q_heads": 34, "kv_heads": 2, "page_size": 64},
     {"q_heads": 4, "kv_heads": 4, "head_dim": 256, "page_size": 32, "softcap": 20.0},
     {"q_heads": 8, "kv_heads": 1, "fp8": True, "scales": "tensor", "layout": "hnd"},
 ]

@@ -23,6 +23,8 @@ from tests.gpu.attention.truth import check, truth
 from tests.gpu.sides import at_most, sides
 
 GROUPS = [(1, 1), (3, 3), (8, 8), (8, 4), (8, 2), (5, 1), (10, 2), (24, 3), (16, 1), (64, 8)]
+LARGE_GROUPS = [(17, 1), (64, 1), (71, 1), (48, 2), (130, 1)]
+"""Without a decode path: tiles of prefill have all of a token's rows, or half are without."""
 DIMS = [64, 96, 128, 256]
 DTYPES = [
     {"dtype": "bf16"}, {"dtype": "fp16"}, {"fp8": True}, {"dtype": "fp16", "fp8": True},
@@ -48,6 +50,10 @@ DECODE_CASES = [
     *(Case(head_dim=dim) for dim in DIMS),
     *(Case(kv_lens=(200, 517), **dtype) for dtype in DTYPES),
     *(Case(head_dim=dim, fp8=True) for dim in (64, 96, 256)),
+    *(Case(kv_lens=(*RAGGED, 3000), q_heads=q, kv_heads=kv) for q, kv in LARGE_GROUPS),
+    *(Case(kv_lens=(40_000, 1025), q_heads=40, kv_heads=1, head_dim=dim) for dim in DIMS),
+    Case(kv_lens=(2500, 33), q_heads=40, kv_heads=1, fp8=True),
+    Case(kv_lens=(2500, 33), q_heads=40, kv_heads=1, window=700),
     RESTS,
     replace(RESTS, fp8=True),
     replace(RESTS, window=100),
@@ -69,6 +75,7 @@ VERIFY_CASES = [
     replace(VERIFY, q_heads=16, kv_heads=2),
     replace(VERIFY, q_heads=5, kv_heads=1, dtype="fp16"),
     replace(VERIFY, q_heads=32, kv_heads=2),
+    replace(VERIFY, q_heads=40, kv_heads=1),
     replace(VERIFY, head_dim=256),
     replace(VERIFY, fp8=True),
     *(Case(kv_lens=(70, 5, 600), q_lens=(q, 1, q)) for q in (2, 8)),
