@@ -62,6 +62,11 @@ def _beside(folder: Path, suites: Suites) -> str:
     return overview.gpus_table([suites, *map(_suites, others)])
 
 
+def _of(gpu: str, block: Block) -> Block:
+    """A block of another GPU's folder."""
+    return lambda folder, suites: block(FOLDER / gpu, _suites(FOLDER / gpu))
+
+
 def _pictures(pattern: str) -> Block:
     """The folder's pictures of that name, by paths from the page beside the folder."""
 
@@ -104,7 +109,7 @@ BLOCKS: dict[str, Block] = {
     "attention-ratios": _cells("attention", operators.attention_ratios_table),
     "attention-plot": _pictures("attention-*.png"),
     "attention-plan": _cells("attention", operators.plan_table),
-    "layouts-table": _cells("layouts", operators.attention_ratios_table),
+    "layouts-table": _of("h100-80gb-hbm3", _cells("layouts", operators.attention_ratios_table)),
     "ops-table": _cells("ops", operators.ops_table),
     "ops-sample": _cells("ops", operators.sample_table),
     "ops-plot": _pictures("ops*.png"),
