@@ -56,5 +56,12 @@ def test_pieces_are_merged(budget: int, window: int, monkeypatch: pytest.MonkeyP
     check(case, Budget(budget, "grid"))
 
 
+def test_brief_requests_of_large_groups_are_cut_and_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "BRIEF_PIECE", 128)
+    case = Case(((1, 400), (8, 129), (1, 20)), q_heads=20, kv_heads=1)
+    assert case.shape.max_decode_items == 0
+    check(case, Budget(4, "grid"))
+
+
 def test_fp8_cache() -> None:
     check(Case(((12, 70), (1, 20)), fp8=True, k_scale=0.5, v_scale=2.0))

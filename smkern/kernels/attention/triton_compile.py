@@ -117,7 +117,7 @@ def default_config(problem: AttentionProblem, path: Path, capability: int = 90) 
 def variants_of(
     problem: AttentionProblem, config: AttentionConfig, capability: int, aligned: bool = True
 ) -> tuple[AttentionVariant, ...]:
-    """The kernels of a launch, in order: prefill items if the shape has any, then decode items.
+    """The kernels of a launch, in order: prefill items, then decode items, if the shape has any.
 
     `config` applies to the prefill items if there are any, else to the decode items; decode items
     beside prefill take `default_config`.
@@ -125,7 +125,9 @@ def variants_of(
     shape = problem.shape
     paths: list[tuple[Path, AttentionConfig]] = [("decode", config)]
     if shape.has_prefill:
-        paths = [("prefill", config), ("decode", default_config(problem, "decode", capability))]
+        paths = [("prefill", config)]
+        if shape.has_decode:
+            paths.append(("decode", default_config(problem, "decode", capability)))
     return tuple(
         AttentionVariant(
             path=path,

@@ -13,6 +13,7 @@ from typing import Literal
 from smkern.limits import FP8_BLOCK
 from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
+    DECODE_MAX_ROWS,
     PREFILL_ROWS,
     AttentionConfig,
     AttentionKernel,
@@ -108,7 +109,7 @@ def triton_config(
         # only wgmma keeps queries in shared memory, which leaves registers for 64 keys
         keys = 64 if capability == CUDA_CAPABILITY and not wide else 32
         return AttentionConfig("triton", keys=keys, num_warps=8, num_stages=2 if wide else 3)
-    if wide or problem.shape.decode_rows > 16:
+    if wide:
         config = AttentionConfig("triton", ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
     else:
         config = AttentionConfig("triton", ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
@@ -176,13 +177,12 @@ def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
 
 
 def triton_rows(shape: AttentionShape, prefill: bool) -> int:
-    """Rows of a Triton tile: decode's packed rows, rounded up to a power of two, or prefill's.
-
-    Half as many where sums over 256 columns would fill the registers.
+    """Rows of a Triton tile: decode's, or prefill's, of which half as many where sums over 256
+    columns would fill the registers.
     """
-    if prefill:
-        return PREFILL_ROWS if shape.head_dim <= 128 else PREFILL_ROWS // 2
-    return max(16, 1 << (shape.decode_rows - 1).bit_length())
+    if not prefill:
+        return DECODE_MAX_ROWS
+    return PREFILL_ROWS if shape.head_dim <= 128 else PREFILL_ROWS // 2
 
 
 def _padded_dim(shape: AttentionShape) -> int:
