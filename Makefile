@@ -41,6 +41,7 @@ bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes h
 	$(RUN) -m smkern bench gemm
 	$(RUN) -m smkern bench untuned
 	$(RUN) -m smkern bench attention
+	$(RUN) -m smkern bench layouts
 	$(RUN) -m smkern bench ops
 	$(RUN) -m smkern bench model
 	$(RUN) -m smkern bench runtime
