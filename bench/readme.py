@@ -63,8 +63,8 @@ def _beside(folder: Path, suites: Suites) -> str:
 
 
 def _of(gpu: str, block: Block) -> Block:
-    """A block of another GPU's folder."""
-    return lambda folder, suites: block(FOLDER / gpu, _suites(FOLDER / gpu))
+    """A block of another GPU's folder, beside this one."""
+    return lambda folder, suites: block(folder.parent / gpu, _suites(folder.parent / gpu))
 
 
 def _pictures(pattern: str) -> Block:
