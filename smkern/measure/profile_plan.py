@@ -67,6 +67,10 @@ class Room:
     max_context: int = 40_960
     pool_tokens: int = 600_000
 
+    def holds(self, tokens: int) -> bool:
+        """Whether so many tokens fit, with some to spare."""
+        return 1.1 * tokens <= self.pool_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -107,7 +111,7 @@ class Cell:
             and len(self.chunks) <= room.max_prefill
             and new <= room.max_tokens
             and max([*ends, *self.lengths]) <= room.max_context
-            and 1.1 * (keys + sum(ends)) <= room.pool_tokens
+            and room.holds(keys + sum(ends))
             and keys <= KEYS_AN_SM * num_sms
             and (self.rung is None or 0 < self.rung < room.num_sms)
         )
@@ -236,7 +240,7 @@ def _pairs(room: Room, rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
 def _rows_that_fit(room: Room, batch: int, context: int) -> int:
     """The rows, halved until their keys fit beside any prompt but the longest."""
     prompt = sorted(sum(prompt) for prompt in PAIRED_PROMPTS)[-2]
-    while batch > 1 and 1.1 * (batch * context + prompt) > room.pool_tokens:
+    while batch > 1 and not room.holds(batch * context + prompt):
         batch //= 2
     return batch
 
