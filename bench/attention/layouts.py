@@ -8,18 +8,17 @@ from typing import Any
 
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.attention.providers import AttentionBench
-from smkern.bench.attention.rows import is_losing, settled
+from smkern.bench.attention.rows import cell_name, flashinfer_rows, is_losing
 from smkern.bench.cases import Group, Sizes, case_options
 from smkern.bench.frame import GroupSuite
 from smkern.bench.peers import flashinfer_with, noted
-from smkern.bench.rows import Cell, not_measured, target_row, worst_row
+from smkern.bench.rows import Cell, not_measured
 from smkern.bench.suite import Output, conclude, suite_command
 from smkern.measure.attention import QUICK_BUDGETS, AttentionCase, AttentionOperands
 from smkern.measure.partitions import Partitions
-from smkern.measure.timing import geomean
 
 BUDGETS = (16, 32, 84, 132)
-GEOMEAN, WORST = 1.3, 1.0
+GEOMEAN = 1.3
 BATCH, KEYS = 64, 2048
 HEADS = (
     (32, 32, 128), (16, 8, 128), (24, 8, 128), (28, 4, 128), (40, 8, 128), (32, 4, 128),
@@ -72,16 +71,9 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     ours = [cell for cell in cells if cell["provider"] == "smkern"]
     beside = [cell for cell in ours if cell.get("vs_flashinfer")]
     return {
-        "layouts_geomean_vs_flashinfer": target_row(
-            geomean(map(settled, beside)), GEOMEAN, len(beside)
-        ),
-        "layouts_worst_vs_flashinfer": worst_row(beside, settled, WORST, _name),
-        "not_measured": not_measured(ours, _name),
+        **flashinfer_rows("layouts", beside, GEOMEAN),
+        "not_measured": not_measured(ours, cell_name),
     }
-
-
-def _name(cell: Cell) -> dict[str, Any]:
-    return {"case": cell["case"]["name"], "num_sms": cell["group_sms"]}
 
 
 @suite_command(

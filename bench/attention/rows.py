@@ -52,7 +52,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
         "plan_us": _least_or_most(plans, lambda c: c["us"], 5.0, at_most=True),
         "mixed_vs_flashinfer": _informal(measured, "mixed"),
         "vs_flashinfer_by_case": _by_case(measured),
-        "not_measured": not_measured(ours + plans, _name),
+        "not_measured": not_measured(ours + plans, cell_name),
     }
 
 
@@ -72,11 +72,17 @@ def _decode_rows(ours: Sequence[Cell]) -> dict[str, Row]:
             found, lambda c: c["us"], target, at_most=True
         )
     beside = [c for c in decode if c.get("vs_flashinfer")]
-    rows["decode_geomean_vs_flashinfer"] = target_row(
-        geomean(map(settled, beside)), 1.5, len(beside)
-    )
-    rows["decode_worst_vs_flashinfer"] = _least_or_most(beside, settled, 1.0)
-    return rows
+    return rows | flashinfer_rows("decode", beside, 1.5)
+
+
+def flashinfer_rows(what: str, beside: Sequence[Cell], least: float) -> dict[str, Row]:
+    """Geomean and worst ratio to FlashInfer's best way, of our cells that have one."""
+    return {
+        f"{what}_geomean_vs_flashinfer": target_row(
+            geomean(map(settled, beside)), least, len(beside)
+        ),
+        f"{what}_worst_vs_flashinfer": _least_or_most(beside, settled, 1.0),
+    }
 
 
 def _beside_rows(cells: Sequence[Cell]) -> dict[str, Row]:
@@ -164,7 +170,7 @@ def _least_or_most(
     cells: Sequence[Cell], value: Callable[[Cell], float], target: float, *, at_most: bool = False
 ) -> Row:
     found = [cell for cell in cells if not cell.get("error")]
-    return worst_row(found, value, target, _name, at_most=at_most)
+    return worst_row(found, value, target, cell_name, at_most=at_most)
 
 
 def _is(cell: Cell, name: str, num_sms: int) -> bool:
@@ -180,5 +186,5 @@ def _vs(cell: Cell) -> dict[str, float]:
     return cell.get("vs_again") or cell.get("vs") or {}
 
 
-def _name(cell: Cell) -> dict[str, Any]:
+def cell_name(cell: Cell) -> dict[str, Any]:
     return {"case": cell["case"]["name"], "num_sms": cell["num_sms"]}

@@ -18,7 +18,7 @@ def test_the_cases_are_decode_steps_of_all_kinds_of_heads() -> None:
 
 def test_the_rows_count_the_second_measurement_of_what_lost() -> None:
     def cell(name: str, ratio: float, **more: float) -> dict:
-        about = {"provider": "smkern", "case": {"name": name}, "group_sms": 16}
+        about = {"provider": "smkern", "case": {"name": name}, "num_sms": 16}
         return about | {"us": 1.0, "vs_flashinfer": ratio} | more
 
     rows = summarize([cell("a", 2.0), cell("b", 0.9, vs_flashinfer_again=0.98)])
