@@ -109,7 +109,7 @@ def test_tritons_default_is_its_kernels(shape, head_dim, max_q_len, capability):
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("num_q_heads", [8, 32, 64])
+@pytest.mark.parametrize("num_q_heads", [8, 32, 64, 128])
 @pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
 def test_legal_teams_are_what_the_kernel_launches(head_dim, num_q_heads, cache_dtype):
     from smkern.kernels.attention.cuda import variant_of
