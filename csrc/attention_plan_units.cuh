@@ -174,9 +174,9 @@ __device__ __noinline__ Cut find_cut(const PlanParams& p) {
       u.set(p, r);
       all.add(u);
       const bool fits = u.decode ? all.decode_items <= p.max_decode_items &&
-                                         all.decode_slots <= p.max_decode_slots
-                                   : all.prefill_items <= p.max_prefill_items &&
-                                         all.prefill_slots <= p.max_prefill_slots;
+                                       all.decode_slots <= p.max_decode_slots
+                                 : all.prefill_items <= p.max_prefill_items &&
+                                       all.prefill_slots <= p.max_prefill_slots;
       int& first = u.decode ? cut.decode : cut.prefill;
       if (!fits || all.counters > p.num_counters) first = min(first, index);
     }

@@ -102,9 +102,6 @@ def prefill_bytes(head_dim: int, fp8_cache: bool) -> int:
 def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVariant:
     """The kernel variant that runs `problem` by `config`."""
     shape = problem.shape
-    rows8 = 1
-    while 8 * rows8 < shape.decode_rows:
-        rows8 *= 2
     prefill = shape.has_prefill
     variant = CudaVariant(
         kernel="attention_prefill" if prefill else "attention_decode",
@@ -112,7 +109,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
         fp16=problem.dtype == "fp16",
         fp8_cache=problem.cache_dtype == "fp8",
         softcap=problem.softcap,
-        rows8=rows8,
+        rows8=-(-shape.decode_rows // 8),
         teams=3 if prefill else config.teams,
         tma=prefill and problem.cache_dtype != "fp8" and shape.page_size >= MIN_BOX,
         scaled=problem.scaled,

@@ -121,7 +121,7 @@ def plan_items(
         q_len = min(q_end - q_start, shape.max_q_len)
         if q_len == 0:
             continue
-        is_decode = q_len <= DECODE_MAX_Q and shape.has_decode
+        is_decode = shape.decodes(q_len)
         rows = q_len * shape.group
         block = shape.decode_rows if is_decode else PREFILL_ROWS
         piece, last = decode_cut(kv_len)

@@ -167,10 +167,9 @@ def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
 def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
     """CUDA decode teams that fit an SM's shared memory and registers.
 
-    Two if a thread holds more than 128 sums; rows are padded to a power-of-two number of groups of
-    8.
+    Two if a thread holds more than 128 sums; rows are padded to groups of 8.
     """
-    groups = 1 << (-(-rows // 8) - 1).bit_length()
+    groups = -(-rows // 8)
     registers = 2 if head_dim * groups > 128 else 4
     each = cuda_team_bytes(head_dim, element_bytes, rows)
     return min(registers, shared_limit(CUDA_CAPABILITY) // each)

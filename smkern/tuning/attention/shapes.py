@@ -86,9 +86,13 @@ class AttentionShape:
         """Whether brief requests take the decode path."""
         return self.group <= DECODE_MAX_GROUP
 
+    def decodes(self, q_len: int) -> bool:
+        """Whether a request with so many query tokens takes the decode path."""
+        return q_len <= DECODE_MAX_Q and self.has_decode
+
     @property
     def has_prefill(self) -> bool:
-        return self.max_q_len > DECODE_MAX_Q or not self.has_decode
+        return not self.decodes(self.max_q_len)
 
     @property
     def decode_rows(self) -> int:

@@ -12,7 +12,6 @@ from functools import lru_cache
 import numpy as np
 
 from smkern.tuning.attention.shapes import (
-    DECODE_MAX_Q,
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionShape,
@@ -86,7 +85,7 @@ def count_work(shape: AttentionShape, q_lens: Sequence[int], kv_lens: Sequence[i
     for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
         if q_len < 1:
             continue
-        short = q_len <= DECODE_MAX_Q and shape.has_decode
+        short = shape.decodes(q_len)
         items, cut, keys, visible = (_decode if short else _prefill)(shape, q_len, kv_len)
         (decode if short else prefill).append(items)
         slots[short] += cut
