@@ -68,6 +68,14 @@ enum {
   COUNTER, TILES, ITEM_WORDS, COST = TILES  // tiles of a prefill item, cost before a decode item
 };
 
+// Partials of a decode row block are merged by its last piece's team. Where there are more than
+// kMergedAtOnce, each bundle of kBundle pieces is merged into one partial first, by its last
+// team, and the last bundle's merges those: slots and counters of bundles follow the row block's.
+constexpr int kMergedAtOnce = 16, kBundle = 8;
+__device__ __forceinline__ int bundles_of(int pieces) {
+  return pieces > kMergedAtOnce ? (pieces + kBundle - 1) / kBundle : 0;
+}
+
 // Lets the next kernel on the stream be set up (if it was launched to overlap), and waits until the
 // previous one has ended and its writes are visible. Without such launches it does nothing.
 __device__ __forceinline__ void await_previous_kernel() {

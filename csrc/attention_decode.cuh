@@ -24,7 +24,7 @@ __device__ __forceinline__ void team_barrier(int team) {
 }
 
 // Signals between a team's warps: a unit's sums are all staged, they have all been added (mbarriers
-// at which each warp arrives once per unit), and whether a row block's partials are complete.
+// at which each warp arrives once per unit), and whether partials that become one are complete.
 struct Note {
   u64 staged, added;
   int merge;
@@ -40,11 +40,48 @@ __device__ __forceinline__ void wait_for(u64& barrier, int parity) {
   }
 }
 
-// The last piece's team merges all partials of a row block; `item` is one of its pieces.
+// Partials that counter `number` of a row block counts: 0 all that become the output, or its
+// bundles' if it has any, which the next ones count. `item` is one of its pieces.
+__device__ __forceinline__ Partials partials_of(const Item& item, int number) {
+  const int slot = item[FIRST_SLOT], pieces = item[NUM_PIECES], bundles = bundles_of(pieces);
+  const int from = (number - 1) * kBundle;
+  if (number) return {slot + from, min(kBundle, pieces - from), slot + pieces + number - 1};
+  return bundles ? Partials{slot + pieces, bundles, -1} : Partials{slot, pieces, -1};
+}
+__device__ __forceinline__ int* counter_of(const AttentionParams& p, const Item& item, int head,
+                                           int number) {
+  return (int*)p.workspace + (item[COUNTER] + number) * p.num_kv_heads + head;
+}
+
+// Whether all partials are there: then others' may be read, and the counter is zero again. For one
+// thread.
+__device__ __forceinline__ bool complete(int* counter, int counted, int count) {
+  if (counted != count) return false;
+  fence_arrived();
+  *counter = 0;
+  return true;
+}
+
+// The team that completed a row block's partials merges them.
 __device__ __noinline__ void merge(const AttentionParams& p, Item item, int head, int thread,
                                    float v_scale) {
-  merge_rows<kTeamThreads>(p, item, head, p.decode_rows, p.workspace + p.decode_out,
-                           p.workspace + p.decode_stats, thread, v_scale);
+  merge_rows<kTeamThreads>(p, item, head, p.decode_rows, partials_of(item, 0),
+                           p.workspace + p.decode_out, p.workspace + p.decode_stats, thread,
+                           v_scale);
+}
+// Or a bundle's: it counts what became of them, and merges the bundles' if this was the last. A
+// function of its own, as its registers are its caller's.
+__device__ __noinline__ void merge_bundle(const AttentionParams& p, Item item, int head, int number,
+                                          int team, int thread, Note& note, float v_scale) {
+  merge_rows<kTeamThreads>(p, item, head, p.decode_rows, partials_of(item, number),
+                           p.workspace + p.decode_out, p.workspace + p.decode_stats, thread,
+                           v_scale);
+  int* counter = counter_of(p, item, head, 0);
+  const int bundles = partials_of(item, 0).count;
+  team_barrier(team);
+  if (thread == 0) note.merge = complete(counter, arrive_early(counter, 1) + 1, bundles);
+  team_barrier(team);
+  if (uniform(note.merge)) merge(p, item, head, thread, v_scale);
 }
 
 // A warp's sums of a unit go to shared memory, rows [decode_rows] of D + 4 floats, then (max, sum).
@@ -132,11 +169,12 @@ __device__ __forceinline__ void fold(float* slots, int rows, int i, bool first, 
 }
 
 // What becomes of a unit's staged sums.
-enum { kStaged = 1, kOwned = 2, kFirst = 4, kWhole = 8 };
+enum { kStaged = 1, kOwned = 2, kFirst = 4, kWhole = 8, kBundled = 16 };
 
-// Adds the team's four staged sums in the warps' order and writes output or a partial. A row block
-// whose pieces all belong to this team (kOwned) needs no partial: a thread folds its sums into
-// those of the earlier pieces, as `merge_rows` would, and writes output after the last piece.
+// Adds the team's four staged sums in the warps' order and writes output or a partial. Pieces of a
+// row block or bundle that all belong to this team (kOwned) leave no partials: a thread folds its
+// sums into those of the earlier pieces, as `merge_rows` would, and writes output, or the bundle's
+// partial, after the last piece.
 __device__ __forceinline__ void combine(float* stage, const AttentionParams& p, Item item, int head,
                                         int staged, const Lane& l, float v_scale) {
   const int rows = p.decode_rows, chunks = rows * (D / 4);
@@ -164,11 +202,12 @@ __device__ __forceinline__ void combine(float* stage, const AttentionParams& p, 
       fold(stage + stage_floats(rows), rows, i, staged & kFirst, sum, high, total);
     if (uniform((staged & (kOwned | kWhole)) == kOwned)) continue;  // more pieces follow
     const int dim = in_order(sum, i % (D / 4), l.lane);
-    const bool whole = staged & kWhole;
+    const int done = staged & (kWhole | kBundled), piece = item[PIECE], pieces = item[NUM_PIECES];
     const Row row(p, item[Q_START], item[Q_LEN], item[FIRST_ROW] + r, head);
-    const long long part = (long long)(item[FIRST_SLOT] + item[PIECE]) * p.num_kv_heads + head;
+    const int place = done == (kWhole | kBundled) ? pieces + piece / kBundle : piece;
+    const long long part = (long long)(item[FIRST_SLOT] + place) * p.num_kv_heads + head;
     if (used) {
-      if (!whole) {
+      if (done != kWhole) {
         *(float4*)((float*)(p.workspace + p.decode_out) + (part * rows + r) * D + dim) = sum;
         if (dim == 0)
           ((float2*)(p.workspace + p.decode_stats))[part * rows + r] = make_float2(high, total);
@@ -183,7 +222,6 @@ __device__ __forceinline__ void combine(float* stage, const AttentionParams& p, 
 __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int num_teams,
                                     int team_index) {
   const Lane l;
-  const int heads = p.num_kv_heads;
   if (p.plan[NUM_DECODE] == 0) return;
   const Share share(p, team_index, num_teams, l.lane);
   const int first_unit = share.first, end_unit = share.end;
@@ -219,49 +257,56 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   Item staged_item = item;
   int staged_head = 0, parity = 0;
   int staged = 0;
-  int owned_end = first_unit;  // earlier units are in row blocks whose pieces are all this team's
+  int owned_end = first_unit;  // earlier units' row blocks, or bundles, are this team's alone
   const auto add_staged = [&] {
-    wait_for(note.staged, parity);
+    wait_for(note.staged, parity ^ 1);
     combine(stage, p, staged_item, staged_head, staged, l, v_scale);
     arrive_warp(note.added, l.lane);
     staged = 0;
   };
 
-  // A run: consecutive pieces of one row block and head. Its partials are counted at its end; one
-  // unit later, when the old count has arrived, the team that completed the row block merges.
+  // A run: consecutive units of one row block and head that count at one of its counters (`number`).
+  // Its partials are counted at its end; one unit later, when the old count has arrived, the team
+  // that completed what the counter counts merges it.
   Item run_item = item, counted_item = item;
-  int run_counter = -1, run_head = 0, run_length = 0;
-  int counted_head = -1, counted_length = 0, counted = 0;  // counted: by all teams before
+  int run_number = -1, run_length = 0, run_head = 0;
+  int number = -1, counted_head = 0, counted_length = 0, counted = 0;  // by all teams before
   const auto count_run = [&] {
-    if (uniform(run_counter < 0)) return;
-    counted_item = run_item, counted_head = run_head, counted_length = run_length;
+    if (uniform(run_number < 0)) return;
+    counted_item = run_item, counted_head = run_head;
+    number = run_number, counted_length = run_length;
+    int* counter = counter_of(p, counted_item, counted_head, number);
     team_barrier(l.team);
-    if (l.thread == 0) counted = arrive_early((int*)p.workspace + run_counter, run_length);
+    if (l.thread == 0) counted = arrive_early(counter, run_length);
   };
   const auto settle = [&] {
-    if (uniform(counted_head < 0)) return;
-    const int pieces = counted_item[NUM_PIECES], row_block = counted_item[COUNTER];
-    if (l.thread == 0) {
-      note.merge = counted + counted_length == pieces;
-      if (note.merge) {
-        fence_arrived();
-        ((int*)p.workspace)[row_block * heads + counted_head] = 0;
-      }
-    }
+    if (uniform(number < 0)) return;
+    const int count = partials_of(counted_item, number).count;
+    int* counter = counter_of(p, counted_item, counted_head, number);
+    if (l.thread == 0) note.merge = complete(counter, counted + counted_length, count);
     team_barrier(l.team);
-    if (uniform(note.merge)) merge(p, counted_item, counted_head, l.thread, v_scale);
-    counted_head = -1;
+    if (uniform(note.merge && number == 0))
+      merge(p, counted_item, counted_head, l.thread, v_scale);
+    else if (uniform(note.merge))
+      merge_bundle(p, counted_item, counted_head, number, l.team, l.thread, note, v_scale);
+    number = -1;
   };
 
-  for (bool first = true; uniform(unit < end_unit); first = false) {  // one unit per iteration
+  arrive_warp(note.added, l.lane);  // before the first unit there is nothing to add
+  while (uniform(unit < end_unit)) {  // one unit per iteration
     int kind = kStaged;
     {
-      const int piece = item[PIECE], pieces = item[NUM_PIECES];
-      if (piece == 0 && pieces > 1 && unit + pieces <= end_unit && fold_floats(p.decode_rows))
-        owned_end = unit + pieces;
+      const int pieces = item[NUM_PIECES];
+      int piece = item[PIECE], together = pieces;
+      if (bundles_of(pieces)) {
+        kind |= kBundled;
+        together = min(kBundle, pieces - piece / kBundle * kBundle), piece %= kBundle;
+      }
+      if (piece == 0 && pieces > 1 && unit + together <= end_unit && fold_floats(p.decode_rows))
+        owned_end = unit + together;
       if (unit < owned_end) kind |= kOwned;
       if (piece == 0) kind |= kFirst;
-      if (pieces == 1 || (unit < owned_end && piece == pieces - 1)) kind |= kWhole;
+      if (pieces == 1 || (unit < owned_end && piece == together - 1)) kind |= kWhole;
     }
     float o[kBlocks][ROWS8][4] = {};
     float top[ROWS8][kColumns], norm[ROWS8][kColumns];
@@ -306,24 +351,24 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
       key += kStep;
     } while (!last);
 
-    if (uniform(!first)) {  // the unit before is added by this warp, here by all
-      wait_for(note.added, parity);
-      parity ^= 1;
-    }
+    wait_for(note.added, parity);  // the unit before is added by this warp, here by all
+    parity ^= 1;
     stage_sums(stage, p, o, top, norm, l);
     arrive_warp(note.staged, l.lane);
     staged = kind, staged_item = item, staged_head = head;
 
-    // a row block that is this team's alone is not counted
-    if (uniform(!(kind & (kOwned | kWhole)) || counted_head >= 0 || run_counter >= 0)) {
+    // a row block that is this team's alone is not counted, a bundle as one partial
+    const bool counts = (kind & kBundled) || !(kind & (kOwned | kWhole));
+    if (uniform(counts || number >= 0 || run_number >= 0)) {
       settle();
-      const int counter = item[COUNTER] * heads + head;
-      if (uniform((kind & (kOwned | kWhole)) || counter != run_counter)) {
+      const int piece = item[PIECE];
+      int next = (kind & (kBundled | kOwned)) == kBundled ? 1 + piece / kBundle : 0;
+      if (!counts) next = -1;
+      if (uniform(next != run_number || piece == 0)) {
         count_run();
-        run_counter = kind & (kOwned | kWhole) ? -1 : counter;
-        run_item = item, run_head = head, run_length = 0;
+        run_number = next, run_length = 0, run_item = item, run_head = head;
       }
-      ++run_length;
+      run_length += !(kind & kOwned) || (kind & kWhole);
     }
     item = stream.source.item, unit = stream.source.unit, head = stream.source.head;
     key = stream.at, end = stream.source.end;

@@ -25,10 +25,12 @@ constexpr int kTiles = kStep / 16;             // row tiles of mma.sync in a ste
 constexpr int kLookups = kStep / 32;           // rows of a step that a lane looks up, one by one
 constexpr int kRowBytes = D * kSize;
 constexpr int kChunks = kRowBytes / 16;        // 16-byte chunks of a row
-// A warp copies 128 bytes of each of 4 rows at a time (fewer bytes of more rows if 128 does not
-// divide a row): whole cache lines, with the rest of a row at constant offsets.
-constexpr int kLaneChunks = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
-constexpr int kLaneRows = 32 / kLaneChunks;
+// A warp copies 128 bytes of each of 4 rows at a time, whole cache lines, with the rest of a row at
+// constant offsets. Rows of 64, 96 and 192 bytes are copied one after the other, the last two by
+// lanes that begin with a row at every third copy: an SM asks for so many lines a second.
+constexpr int kLaneChunks = kChunks % 8 == 0 ? 8 : kChunks;
+constexpr int kTurns = 32 % kLaneChunks ? 3 : 1;
+constexpr int kLaneRows = 32 * kTurns / kLaneChunks;
 constexpr bool kSwizzled = kRowBytes % 128 == 0;
 constexpr int kPitch = kSwizzled ? kRowBytes : kRowBytes + 16;  // odd in chunks: no conflicts
 constexpr int kSlot = kStep * kPitch;
@@ -60,6 +62,20 @@ __device__ __forceinline__ u32 moved(u32 at, int rows, int chunks) {
     return (at ^ (((rows ^ chunks) & 7) * 16)) + rows * kPitch + (chunks & ~7) * 16;
   return at + rows * kPitch + chunks * 16;
 }
+
+// How far down and right of a lane's first copy that of a turn is.
+struct Onward {
+  int rows = 0, chunks = 0;
+  __device__ __forceinline__ Onward(int lane, int turn) {
+    if (turn == 0) return;
+    u32 first = lane;
+    asm volatile("" : "+r"(first));  // found at each step: registers are dearer
+    const u32 at = first + 32 * turn;
+    rows = at / kLaneChunks - first / kLaneChunks;
+    chunks = at % kLaneChunks - first % kLaneChunks;
+  }
+  __device__ __forceinline__ u32 to() const { return rows * kPitch + chunks * 16; }
+};
 
 // Keys and values are read once, so they are evicted from L2 first and displace nothing else. The
 // policy is the value of createpolicy.fractional.L2::evict_first for 1.0; made by that instruction
@@ -133,28 +149,34 @@ __device__ __forceinline__ void find_each(Rows& r, const AttentionParams& p, u32
 
 // Copies a step's rows into a slot; `to` and `base` (the head's rows) include the lane's offset.
 __device__ __forceinline__ void copy_whole(u32 to, const char* base, const Rows& r,
-                                           const AttentionParams& p) {
+                                           const AttentionParams& p, int lane) {
   const u64 step = p.token32 * (32 * kLaneRows);
 #pragma unroll
-  for (int g = 0; g < kStep / 16; ++g) {
-    const char* from = base + (u64)r.row[g] * 32;
+  for (int g = 0; g < kStep / 16; ++g)
 #pragma unroll
-    for (int i = 0; i < 16 / kLaneRows; ++i, from += step)
+    for (int j = 0; j < kTurns; ++j) {
+      const Onward on(lane, j);
+      const char* from = base + (u64)(r.row[g] + on.rows * p.token32) * 32 + on.chunks * 16;
 #pragma unroll
-      for (int c = 0; c < kChunks; c += kLaneChunks)
-        copy16(moved(to, g * 16 + i * kLaneRows, c), from + c * 16);
-  }
+      for (int i = 0; i < 16 / kLaneRows; ++i, from += step)
+#pragma unroll
+        for (int c = 0; c < kChunks; c += kLaneChunks)
+          copy16(moved(to + on.to(), g * 16 + i * kLaneRows, c), from + c * 16);
+    }
 }
 __device__ __forceinline__ void copy_each(u32 to, const char* base, const Rows& r, int lane) {
 #pragma unroll
-  for (int i = 0; i < kStep / kLaneRows; ++i) {
-    const int key = i * kLaneRows + lane / kLaneChunks;
-    const u32 row = __shfl_sync(~0u, r.row[kLookups > 1 ? i * kLaneRows / 32 : 0], key & 31);
-    const char* from = base + (u64)row * 32;
+  for (int i = 0; i < kStep / kLaneRows; ++i)
 #pragma unroll
-    for (int c = 0; c < kChunks; c += kLaneChunks)
-      copy16(moved(to, i * kLaneRows, c), from + c * 16);
-  }
+    for (int j = 0; j < kTurns; ++j) {
+      const Onward on(lane, j);
+      const int key = i * kLaneRows + lane / kLaneChunks + on.rows;
+      const u32 row = __shfl_sync(~0u, r.row[kLookups > 1 ? i * kLaneRows / 32 : 0], key & 31);
+      const char* from = base + (u64)row * 32 + on.chunks * 16;
+#pragma unroll
+      for (int c = 0; c < kChunks; c += kLaneChunks)
+        copy16(moved(to + on.to(), i * kLaneRows, c), from + c * 16);
+    }
 }
 
 }  // namespace decode

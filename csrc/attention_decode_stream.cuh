@@ -185,7 +185,7 @@ struct Stream {
   // Copies the step's keys to a slot; `to` includes this lane's offset.
   __device__ __forceinline__ void copy_keys(const AttentionParams& p, u32 to, const Lane& l) {
     if (rows.whole)
-      copy_whole(to, k, rows, p);
+      copy_whole(to, k, rows, p, l.lane);
     else if (live())
       copy_each(to, k, rows, l.lane);
     commit();
@@ -193,7 +193,7 @@ struct Stream {
   // Then its values.
   __device__ __forceinline__ void copy_values(const AttentionParams& p, u32 to, const Lane& l) {
     if (rows.whole)
-      copy_whole(to, v, rows, p);
+      copy_whole(to, v, rows, p, l.lane);
     else if (live())
       copy_each(to, v, rows, l.lane);
     commit();

@@ -54,19 +54,31 @@ __device__ __forceinline__ void store_row(const AttentionParams& p, const Row& r
   if (dim == 0) store_lse(p, row, last.lse);
 }
 
-// Merge all partials of a row block and head, in index order, by THREADS threads. `item` has the
-// words of one of the block's pieces; a partial is [rows, D] fp32 sums and [rows] (max, norm). A
-// thread has 4 dims of ROWS rows at a time and asks for several partials at once: few loads wait
-// for each other, which is all that a merge costs. More would take registers from its caller.
+// Partials of a row block that become one: `count` slots from `slot` on. The result goes to slot
+// `into`, or is the output where that is -1.
+struct Partials {
+  int slot, count, into;
+};
+
+// Merge partials of a row block and head, in index order, by THREADS threads. `item` has the words
+// of one of the block's pieces; a partial is [rows, D] fp32 sums and [rows] (max, norm). A thread
+// has 4 dims of ROWS rows at a time and asks for several partials at once: few loads wait for each
+// other, which is all that a merge costs. More would take registers from its caller.
 template <int THREADS, int ROWS = 1, class Item>
 __device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item& item, int head,
-                                           int rows, const char* sums_at, const char* stats_at,
+                                           int rows, Partials part, char* sums_at, char* stats_at,
                                            int thread, float v_scale) {
   constexpr int kAhead = 8 / ROWS, kQuads = D / 4;
   const int q_start = item[Q_START], q_len = item[Q_LEN], first_row = item[FIRST_ROW];
-  const int slot = item[FIRST_SLOT], pieces = item[NUM_PIECES], heads = p.num_kv_heads;
-  const float2* stats = (const float2*)stats_at + ((long long)slot * heads + head) * rows;
-  const float* sums = (const float*)sums_at + ((long long)slot * heads + head) * rows * D;
+  const int pieces = part.count, heads = p.num_kv_heads;
+  const auto stats_of = [&](int slot) {
+    return (float2*)stats_at + ((long long)slot * heads + head) * rows;
+  };
+  const auto sums_of = [&](int slot) {
+    return (float*)sums_at + ((long long)slot * heads + head) * rows * D;
+  };
+  const float2* stats = stats_of(part.slot);
+  const float* sums = sums_of(part.slot);
   const long long step = (long long)heads * rows;
   const int used = min(rows, q_len * p.group - first_row) * kQuads;
   for (int i0 = thread; uniform(i0 < used); i0 += THREADS * ROWS) {
@@ -104,6 +116,11 @@ __device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item&
     for (int k = 0; k < ROWS; ++k) {
       const int i = i0 + k * THREADS;
       if (i >= used) continue;
+      if (part.into >= 0) {
+        ((float4*)sums_of(part.into))[i] = sum[k];
+        if (i % kQuads == 0) stats_of(part.into)[i / kQuads] = make_float2(top[k], norm[k]);
+        continue;
+      }
       const Row row(p, q_start, q_len, first_row + i / kQuads, head);
       if (row.valid) store_row(p, row, i % kQuads * 4, sum[k], top[k], norm[k], v_scale);
     }

@@ -122,6 +122,7 @@ __device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& 
     const int first = (who.w >> 16) & 255, number = first + i, key0 = number << shift;
     const int key1 = i + 1 < pieces ? (number + 1) << shift : kv_len;
     const bool cut = pieces > 1;
+    const int bundles = bundles_of(pieces);
     // all pieces but the last cost the same; a row block's cost is that of its request's others
     const int tiles = (kv_len - (first << shift) + 127) >> 7, each = (1 << shift >> 7) + 2;
     const int before = where.z + block * (tiles + 2 * pieces) + i * each;
@@ -129,8 +130,8 @@ __device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& 
     write_item(p.plan + p.decode_at + (long long)(base + j) * ITEM_WORDS,
                make_int4(who.x, key0, key1, kv_len),
                make_int4(who.z, who.w & 255, block * p.decode_rows,
-                         cut ? where.x + block * pieces : -1),
-               make_int4(pieces, i, cut ? where.y + block : 0, before));
+                         cut ? where.x + block * (pieces + bundles) : -1),
+               make_int4(pieces, i, cut ? where.y + block * (1 + bundles) : 0, before));
   }
 }
 

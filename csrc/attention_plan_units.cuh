@@ -96,6 +96,14 @@ struct Unit {
     begin = decode ? first << shift : begin & ~127;
   }
   __device__ __forceinline__ bool cut() const { return pieces > 1; }
+  // of all row blocks
+  __device__ __forceinline__ int slots() const {
+    if (!cut()) return 0;
+    return blocks * (pieces + (decode ? bundles_of(pieces) : 0));
+  }
+  __device__ __forceinline__ int counters() const {
+    return cut() ? blocks * (1 + (decode ? bundles_of(pieces) : 0)) : 0;
+  }
   __device__ __forceinline__ int key0(int i) const { return i ? (first + i) << shift : begin; }
   __device__ __forceinline__ int key1(int i) const {
     return i + 1 < pieces ? (first + i + 1) << shift : end;
@@ -119,9 +127,9 @@ struct Sums {
   int items, slots, cost, joint;  // of decode; counters * kCounter + prefill slots
 
   __device__ __forceinline__ static Sums of(const Unit& u) {
-    const int items = u.blocks * u.pieces;
-    if (!u.decode) return {0, 0, 0, u.cut() ? kCounter + u.pieces : 0};
-    return {items, u.cut() ? items : 0, u.shared_cost(), u.cut() ? u.blocks * kCounter : 0};
+    const int joint = u.counters() * kCounter;
+    if (!u.decode) return {0, 0, 0, joint + u.slots()};
+    return {u.blocks * u.pieces, u.slots(), u.shared_cost(), joint};
   }
   __device__ __forceinline__ int prefill_slots() const { return joint & (kCounter - 1); }
   __device__ __forceinline__ int counters() const { return joint / kCounter; }
@@ -141,9 +149,9 @@ struct Totals {
   int decode_items, prefill_items, decode_slots, prefill_slots, counters, decode_cost;
 
   __device__ __forceinline__ void add(const Unit& u) {
-    const int items = u.blocks * u.pieces;
-    (u.decode ? decode_items : prefill_items) += items;
-    if (u.cut()) (u.decode ? decode_slots : prefill_slots) += items, counters += u.blocks;
+    (u.decode ? decode_items : prefill_items) += u.blocks * u.pieces;
+    (u.decode ? decode_slots : prefill_slots) += u.slots();
+    counters += u.counters();
   }
   __device__ __forceinline__ bool fit(const PlanParams& p) const {
     return decode_items <= p.max_decode_items && decode_slots <= p.max_decode_slots &&

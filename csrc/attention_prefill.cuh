@@ -244,7 +244,8 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Shared& 
     if (*s.last)
       merge_rows<256, 4>(
           p, p.plan + p.prefill_at + (long long)(item.unit / heads) * ITEM_WORDS, head, kRows,
-          p.workspace + p.prefill_out, p.workspace + p.prefill_stats, threadIdx.x - 128, v_scale);
+          Partials{item.first_slot, item.pieces, -1}, p.workspace + p.prefill_out,
+          p.workspace + p.prefill_stats, threadIdx.x - 128, v_scale);
     named_barrier<256>(6);  // the flag is free again
   };
   if (consumer == 1) give_turn();

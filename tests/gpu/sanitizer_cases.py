@@ -99,6 +99,7 @@ def attention(kernel: str) -> None:
         decode, replace(decode, fp8=True, layout="hnd", flat=True), replace(decode, page_size=1),
         mixed, replace(mixed, window=50, sinks=True, softcap=5.0),
         replace(decode, kv_lens=(1, 40, 2600, 0), q_heads=20), replace(mixed, q_heads=20),
+        replace(decode, kv_lens=(1, 17_000, 600, 0)),
     ]  # fmt: skip
     for case in cases:
         step = make_step(case, 1)

@@ -19,11 +19,12 @@ from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionShape,
+    bundles_of,
 )
 
 pytestmark = pytest.mark.slow
 
-LENGTHS = st.one_of(st.integers(0, 600), st.integers(0, 50_000))
+LENGTHS = st.one_of(st.integers(0, 600), st.integers(0, 50_000), st.integers(16_000, 50_000))
 QUERIES = st.one_of(st.integers(0, DECODE_MAX_Q), st.integers(0, 700))
 CUT = [
     items.KV_BEGIN, items.KV_END, items.KV_LEN, items.Q_LEN, items.FIRST_ROW, items.NUM_PIECES,
@@ -110,17 +111,20 @@ def test_partials_and_counters_have_places_of_their_own(step):
     ):
         cut = found[found[:, items.NUM_PIECES] > 1]
         slots = (cut[:, items.FIRST_SLOT] + cut[:, items.PIECE]).tolist()
-        assert sorted(slots) == list(range(buffer[word]))
         whole = found[found[:, items.NUM_PIECES] == 1]
         assert (whole[:, items.FIRST_SLOT] == -1).all()
         blocks = {
-            (item[items.COUNTER], item[items.REQUEST], item[items.FIRST_ROW]): item[
-                items.NUM_PIECES
-            ]
+            (item[items.COUNTER], item[items.REQUEST], item[items.FIRST_ROW]): (
+                item[items.NUM_PIECES], item[items.FIRST_SLOT],
+            )
             for item in cut.tolist()
-        }
-        assert sum(blocks.values()) == len(cut)
-        counters.update(counter for counter, _, _ in blocks)
+        }  # fmt: skip
+        assert sum(pieces for pieces, _ in blocks.values()) == len(cut)
+        for (counter, _, _), (pieces, first) in blocks.items():
+            bundles = bundles_of(pieces) if word == items.DECODE_SLOTS else 0
+            slots.extend(first + pieces + i for i in range(bundles))
+            counters.update(counter + i for i in range(1 + bundles))
+        assert sorted(slots) == list(range(buffer[word]))
     assert sorted(counters) == list(range(len(counters)))
     assert set(counters.values()) <= {1}
     assert len(counters) <= PlanLayout.of(shape).num_counters
@@ -212,6 +216,16 @@ def test_a_rest_of_a_quarter_piece_joins_the_last_piece(kv_len, pieces, last):
     assert tuple(decode[-1, [items.KV_BEGIN, items.KV_END]]) == last
     whole = decode[:-1, items.KV_END] - decode[:-1, items.KV_BEGIN]
     assert (whole == (512 if kv_len <= 3072 else 1024 if kv_len <= 131_072 else 2048)).all()
+
+
+def test_more_than_sixteen_pieces_are_bundled_by_eight():
+    assert [bundles_of(n) for n in (1, 16, 17, 24, 25, 128)] == [0, 0, 3, 3, 4, 16]
+    shape = AttentionShape(2, 16, 1, 64, 16, 2, 20_000, 3, 40_000)
+    decode, _ = read(shape, plan_items(shape, [20_000, 20_000], [0, 1, 3], 4))
+    first = decode[decode[:, items.PIECE] == 0]
+    # 20 pieces and 3 bundles a row block of 16 rows, of which two query tokens have two
+    assert first[:, items.FIRST_SLOT].tolist() == [0, 23, 46]
+    assert first[:, items.COUNTER].tolist() == [0, 4, 8]
 
 
 @pytest.mark.parametrize(("window", "first"), [(10, 1536), (100, 1536), (600, 1024), (0, 0)])

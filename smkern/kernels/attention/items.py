@@ -16,10 +16,12 @@ import numpy as np
 
 from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
+    MERGED_AT_ONCE,
     PIECE_COST,
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionShape,
+    bundles_of,
     decode_cut,
     prefill_piece,
 )
@@ -36,8 +38,9 @@ COST = TILES
 """Words of an item. Keys [KV_BEGIN, KV_END) are walked for the packed rows from FIRST_ROW.
 
 FIRST_SLOT: slot of the partial of the row block's piece 0 (-1: a single piece, written directly to
-the output). COUNTER: the row block's index among those with several pieces (times KV heads, plus
-the head, gives its arrival counter). TILES (prefill items): number of 128-key tiles, by which items
+the output); those of its bundles, if it has any, follow its pieces'. COUNTER: its first counter
+(times KV heads, plus the head, gives the arrival counter): of its pieces, or of its bundles, whose
+own counters follow. TILES (prefill items): number of 128-key tiles, by which items
 are sorted. COST (decode items): total cost of all earlier items, where an item costs its 128-key
 tiles plus PIECE_COST; teams share the total, DECODE_COST, evenly. FIRST_COST: cost of the first
 item.
@@ -69,8 +72,11 @@ class PlanLayout:
             -min(shape.max_q_len, DECODE_MAX_Q) * shape.group // shape.decode_rows
         )
         decode_slots = decode if decode > blocks else 0
+        # 17 pieces have 3 bundles, more pieces fewer each
+        if decode_slots and decode_cut(shape.max_kv_len)[1] >= MERGED_AT_ONCE:
+            decode_slots += decode * 3 // (MERGED_AT_ONCE + 1)
         prefill_slots = prefill if shape.cuts_prefill else 0
-        # only row blocks with two or more pieces have a counter
+        # only row blocks with two or more pieces have one, and 17 with their bundles 4
         counters = (decode + prefill) // 2 + 1
         return cls(
             HEADER_WORDS, prefill_at, words, decode, prefill, decode_slots, prefill_slots, counters
@@ -140,10 +146,11 @@ def plan_items(
             pieces = last - first + 1
             if first_row == 0 or not is_decode:  # a decode request's first block counts for all
                 count = -(-rows // block) if is_decode else 1
+                bundles = bundles_of(pieces) if is_decode else 0
                 items[path] += count * pieces
                 if pieces > 1:
-                    slots[path] += count * pieces
-                    counters += count
+                    slots[path] += count * (pieces + bundles)
+                    counters += count * (1 + bundles)
                 dropped = (
                     items[path] > most_items[path]
                     or slots[path] > most_slots[path]
@@ -154,8 +161,8 @@ def plan_items(
                 continue
             first_slot, mine = (places[path], places["counter"]) if pieces > 1 else (-1, 0)
             if pieces > 1:
-                places[path] += pieces
-                places["counter"] += 1
+                places[path] += pieces + bundles
+                places["counter"] += 1 + bundles
             for index in range(pieces):
                 key0 = max(begin // PREFILL_TILE * PREFILL_TILE, (first + index) * piece)
                 if is_decode:

@@ -36,6 +36,11 @@ A piece costs two tiles of 128 keys beside its keys, so that 2,049 keys as 5 pie
 eighth more than 2,048; as 4 they cost a 24th more."""
 DECODE_MAX_PIECES = 128
 """The most pieces merged for a request: longer contexts have longer pieces (powers of two)."""
+MERGED_AT_ONCE, BUNDLE = 16, 8
+"""A decode row block of more pieces merges each bundle of 8 into one partial, and then those.
+
+One team merges what is merged at once: of 128 pieces with 16 rows that was half the time of a
+request of 131,072 keys alone."""
 DECODE_MAX_ROWS = 16
 """Packed rows (query tokens x heads of a group) of a decode item; further rows make more items.
 
@@ -157,6 +162,11 @@ def decode_cut(kv_len: int) -> tuple[int, int]:
     while piece * DECODE_MAX_PIECES < kv_len:
         piece *= 2
     return piece, max(kv_len - piece // DECODE_REST - 1, 0) // piece
+
+
+def bundles_of(pieces: int) -> int:
+    """Bundles in which a decode row block's pieces are merged first; 0: all are merged at once."""
+    return -(-pieces // BUNDLE) if pieces > MERGED_AT_ONCE else 0
 
 
 def prefill_piece(q_len: int, kv_len: int, group: int, num_kv_heads: int) -> int:

@@ -15,6 +15,7 @@ from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionShape,
+    bundles_of,
     decode_cut,
     prefill_piece,
 )
@@ -29,8 +30,8 @@ class StepWork:
     Args:
         decode_keys: keys of each decode item, in the plan's order.
         prefill_tiles: 128-key tiles of each prefill item, longest first.
-        decode_slots: decode items that leave a partial.
-        prefill_slots: prefill items that leave a partial.
+        decode_slots: partials that decode leaves.
+        prefill_slots: partials that prefill leaves.
         keys_seen: keys of all requests visible to some query, counted once each.
         pairs: visible (query token, key) pairs.
         tokens: query tokens.
@@ -99,7 +100,7 @@ def count_work(shape: AttentionShape, q_lens: Sequence[int], kv_lens: Sequence[i
 
 
 _Counted = tuple[Ints, int, int, int]
-"""Sizes of the items, how many leave a partial, keys seen, visible pairs."""
+"""Sizes of the items, partials, keys seen, visible pairs."""
 
 
 @lru_cache(maxsize=1024)
@@ -113,7 +114,7 @@ def _decode(shape: AttentionShape, q_len: int, kv_len: int) -> _Counted:
     blocks = -(-q_len * shape.group // shape.decode_rows)
     start = (first + np.arange(pieces)) * piece
     keys = np.append(start[1:], high) - start
-    cut = blocks * pieces if pieces > 1 else 0
+    cut = blocks * (pieces + bundles_of(pieces)) if pieces > 1 else 0
     return np.tile(keys, blocks), cut, high - low, _pairs(shape, q_len, kv_len)
 
 

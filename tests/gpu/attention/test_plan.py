@@ -12,7 +12,7 @@ import smkern
 from smkern.kernels.attention import items
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import ITEM_WORDS, PlanLayout, plan_items
-from smkern.tuning.attention.shapes import DECODE_MAX_GROUP, PREFILL_ROWS
+from smkern.tuning.attention.shapes import DECODE_MAX_GROUP, PREFILL_ROWS, bundles_of
 from tests.gpu.attention.cases import fresh_seed, int32
 from tests.gpu.sides import at_most
 
@@ -72,9 +72,11 @@ def check_places(made, decode: np.ndarray, prefill: np.ndarray) -> None:
         (prefill, (room.prefill_stats - room.prefill_out) // prefill_bytes),
     ):
         cut = found[found[:, items.NUM_PIECES] > 1]
-        ends = cut[:, items.FIRST_SLOT] + cut[:, items.NUM_PIECES]
+        pieces = cut[:, items.NUM_PIECES]
+        bundles = np.array([bundles_of(n) for n in pieces], dtype=int) * (found is decode)
+        ends = cut[:, items.FIRST_SLOT] + pieces + bundles
         assert (ends <= slots).all(), f"partials up to {ends.max()} of {slots}"
-        assert (cut[:, items.COUNTER] < counters).all(), f"counters beyond {counters}"
+        assert (cut[:, items.COUNTER] + bundles < counters).all(), f"counters beyond {counters}"
 
 
 def _items(buffer: np.ndarray, at: int, count: int) -> np.ndarray:

@@ -41,6 +41,8 @@ LONG = Case(kv_lens=(40_000, 33_000, 300), head_dim=64, q_heads=4, kv_heads=1)
 """Over 32,768 keys a piece is longer than 256."""
 RESTS = Case(kv_lens=(513, 640, 641, 2049, 2176, 2177, 3072, 3073, 3328, 3329))
 """Keys behind the last whole piece: few enough to join it, or not."""
+BUNDLES = Case(kv_lens=(16_640, 16_641, 40_000, 70_000), q_heads=8, kv_heads=2)
+"""More than 16 pieces, which are merged by bundles of 8: 17 of them leave a last one alone."""
 CUT = Case(kv_lens=(20_000, 9000, 50_000), q_lens=(40, 130, 9), head_dim=64, q_heads=4, kv_heads=1)
 """Prefill items whose keys are cut into pieces."""
 
@@ -58,6 +60,9 @@ DECODE_CASES = [
     replace(RESTS, fp8=True),
     replace(RESTS, window=100),
     LONG,
+    BUNDLES,
+    replace(BUNDLES, q_heads=16, kv_heads=1, fp8=True),
+    replace(BUNDLES, q_heads=16, kv_heads=1, head_dim=256, window=30_000),
 ]
 PAGE_CASES = [
     *(Case(page_size=page) for page in PAGES),
