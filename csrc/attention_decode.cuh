@@ -231,7 +231,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   const u32 ring = shared_address(mine) + l.warp * kRing;
   const u32 keys = kept(ring + keys_at(l.lane), l.lane);
   const u32 values = kept(ring + kSlot + values_at(l.lane), l.lane);
-  const u32 lane_at = kept(ring + chunk_at(l.lane / kLaneChunks, l.lane % kLaneChunks), l.lane);
+  const u32 lane_at = kept(ring + chunk_at(l.lane / kGroup, l.lane % kGroup), l.lane);
   float* stage = (float*)(mine + 4 * kRing);
   Note& note = *(Note*)(stage + stage_floats(p.decode_rows) + fold_floats(p.decode_rows));
   if (l.thread == 0) {

@@ -25,15 +25,12 @@ constexpr int kTiles = kStep / 16;             // row tiles of mma.sync in a ste
 constexpr int kLookups = kStep / 32;           // rows of a step that a lane looks up, one by one
 constexpr int kRowBytes = D * kSize;
 constexpr int kChunks = kRowBytes / 16;        // 16-byte chunks of a row
-// A warp copies 128 bytes of each of 4 rows at a time, whole cache lines, with the rest of a row at
-// constant offsets. Rows of 64, 96 and 192 bytes are copied one after the other, the last two by
-// lanes that begin with a row at every third copy: an SM asks for so many lines a second.
-constexpr int kLaneChunks = kChunks % 8 == 0 ? 8 : kChunks;
-constexpr int kTurns = 32 % kLaneChunks ? 3 : 1;
-constexpr int kLaneRows = 32 * kTurns / kLaneChunks;
-constexpr bool kSwizzled = kRowBytes % 128 == 0;
-constexpr int kPitch = kSwizzled ? kRowBytes : kRowBytes + 16;  // odd in chunks: no conflicts
-constexpr int kSlot = kStep * kPitch;
+// 16-byte chunks of a row go together in groups of 8, 4 or 2, as divide it. A warp copies a group of
+// each of 4 rows at a time (or of 8, 16): whole cache lines of 128 bytes where there are 8, with the
+// rest of a row at constant offsets.
+constexpr int kGroup = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+constexpr int kLaneRows = 32 / kGroup;
+constexpr int kSlot = kStep * kRowBytes;
 constexpr int kRing = 2 * kSlot;               // K, V
 
 struct Lane {
@@ -51,31 +48,21 @@ struct Lane {
 // Makes the compiler keep x in a register; otherwise it recomputes addresses at each step.
 __device__ __forceinline__ u32 kept(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
 
+// Chunks of a group trade places, so that the same chunk of 8 rows in a row meets no bank twice. Rows
+// are not padded instead: a sector of memory (32 bytes) that is not one of shared memory is asked
+// for twice.
+__device__ __forceinline__ int swizzle(int row) { return row / (8 / kGroup); }
+
 // Offset of 16-byte chunk c of row r in a slot.
 __device__ __forceinline__ u32 chunk_at(int r, int c) {
-  return r * kPitch + (kSwizzled ? (c & ~7) * 16 + ((c ^ r) & 7) * 16 : c * 16);
+  return r * kRowBytes + (c & ~(kGroup - 1)) * 16 + ((c ^ swizzle(r)) & (kGroup - 1)) * 16;
 }
 // The same `rows` further down and `chunks` (even) further right, of an offset that chunk_at gave
 // for a row that has no bit of `rows` below 8, and a chunk no bit of `chunks`: constants, unrolled.
 __device__ __forceinline__ u32 moved(u32 at, int rows, int chunks) {
-  if constexpr (kSwizzled)
-    return (at ^ (((rows ^ chunks) & 7) * 16)) + rows * kPitch + (chunks & ~7) * 16;
-  return at + rows * kPitch + chunks * 16;
+  return (at ^ (((swizzle(rows) ^ chunks) & (kGroup - 1)) * 16)) + rows * kRowBytes +
+         (chunks & ~(kGroup - 1)) * 16;
 }
-
-// How far down and right of a lane's first copy that of a turn is.
-struct Onward {
-  int rows = 0, chunks = 0;
-  __device__ __forceinline__ Onward(int lane, int turn) {
-    if (turn == 0) return;
-    u32 first = lane;
-    asm volatile("" : "+r"(first));  // found at each step: registers are dearer
-    const u32 at = first + 32 * turn;
-    rows = at / kLaneChunks - first / kLaneChunks;
-    chunks = at % kLaneChunks - first % kLaneChunks;
-  }
-  __device__ __forceinline__ u32 to() const { return rows * kPitch + chunks * 16; }
-};
 
 // Keys and values are read once, so they are evicted from L2 first and displace nothing else. The
 // policy is the value of createpolicy.fractional.L2::evict_first for 1.0; made by that instruction
@@ -122,7 +109,7 @@ __device__ __forceinline__ void find_whole(Rows& r, const AttentionParams& p, u3
   const int from = offset >> 4;
 #pragma unroll
   for (int g = 0; g < kStep / 16; ++g)
-    r.row[g] = __shfl_sync(~0u, words, from + g) + lane / kLaneChunks * p.token32;
+    r.row[g] = __shfl_sync(~0u, words, from + g) + lane / kGroup * p.token32;
 }
 
 // The rows of any step [key, key + kStep) of the stretch at `stretch`. Keys outside [first, last]
@@ -149,34 +136,28 @@ __device__ __forceinline__ void find_each(Rows& r, const AttentionParams& p, u32
 
 // Copies a step's rows into a slot; `to` and `base` (the head's rows) include the lane's offset.
 __device__ __forceinline__ void copy_whole(u32 to, const char* base, const Rows& r,
-                                           const AttentionParams& p, int lane) {
+                                           const AttentionParams& p) {
   const u64 step = p.token32 * (32 * kLaneRows);
 #pragma unroll
-  for (int g = 0; g < kStep / 16; ++g)
+  for (int g = 0; g < kStep / 16; ++g) {
+    const char* from = base + (u64)r.row[g] * 32;
 #pragma unroll
-    for (int j = 0; j < kTurns; ++j) {
-      const Onward on(lane, j);
-      const char* from = base + (u64)(r.row[g] + on.rows * p.token32) * 32 + on.chunks * 16;
+    for (int i = 0; i < 16 / kLaneRows; ++i, from += step)
 #pragma unroll
-      for (int i = 0; i < 16 / kLaneRows; ++i, from += step)
-#pragma unroll
-        for (int c = 0; c < kChunks; c += kLaneChunks)
-          copy16(moved(to + on.to(), g * 16 + i * kLaneRows, c), from + c * 16);
-    }
+      for (int c = 0; c < kChunks; c += kGroup)
+        copy16(moved(to, g * 16 + i * kLaneRows, c), from + c * 16);
+  }
 }
 __device__ __forceinline__ void copy_each(u32 to, const char* base, const Rows& r, int lane) {
 #pragma unroll
-  for (int i = 0; i < kStep / kLaneRows; ++i)
+  for (int i = 0; i < kStep / kLaneRows; ++i) {
+    const int key = i * kLaneRows + lane / kGroup;
+    const u32 row = __shfl_sync(~0u, r.row[kLookups > 1 ? i * kLaneRows / 32 : 0], key & 31);
+    const char* from = base + (u64)row * 32;
 #pragma unroll
-    for (int j = 0; j < kTurns; ++j) {
-      const Onward on(lane, j);
-      const int key = i * kLaneRows + lane / kLaneChunks + on.rows;
-      const u32 row = __shfl_sync(~0u, r.row[kLookups > 1 ? i * kLaneRows / 32 : 0], key & 31);
-      const char* from = base + (u64)row * 32 + on.chunks * 16;
-#pragma unroll
-      for (int c = 0; c < kChunks; c += kLaneChunks)
-        copy16(moved(to + on.to(), i * kLaneRows, c), from + c * 16);
-    }
+    for (int c = 0; c < kChunks; c += kGroup)
+      copy16(moved(to, i * kLaneRows, c), from + c * 16);
+  }
 }
 
 }  // namespace decode

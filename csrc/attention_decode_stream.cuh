@@ -154,7 +154,7 @@ struct Stream {
     stop = live() ? min(source.key + stretch_keys(p), source.end) : kNever;
     whole_from = live() && p.page_shift >= 4 ? source.first : kNever;
     whole_to = source.last + 1 - kStep;
-    const long long lane_at = source.head * p.head_bytes + l.lane % kLaneChunks * 16;
+    const long long lane_at = source.head * p.head_bytes + l.lane % kGroup * 16;
     k = p.k + lane_at;
     v = p.v + lane_at;
     if (uniform(asked.key + stretch_keys(p) < asked.end)) {
@@ -185,7 +185,7 @@ struct Stream {
   // Copies the step's keys to a slot; `to` includes this lane's offset.
   __device__ __forceinline__ void copy_keys(const AttentionParams& p, u32 to, const Lane& l) {
     if (rows.whole)
-      copy_whole(to, k, rows, p, l.lane);
+      copy_whole(to, k, rows, p);
     else if (live())
       copy_each(to, k, rows, l.lane);
     commit();
@@ -193,7 +193,7 @@ struct Stream {
   // Then its values.
   __device__ __forceinline__ void copy_values(const AttentionParams& p, u32 to, const Lane& l) {
     if (rows.whole)
-      copy_whole(to, v, rows, p, l.lane);
+      copy_whole(to, v, rows, p);
     else if (live())
       copy_each(to, v, rows, l.lane);
     commit();

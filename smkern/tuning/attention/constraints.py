@@ -146,10 +146,8 @@ def cuda_ring_bytes(head_dim: int, element_bytes: int) -> int:
 
     Four times kRing of csrc/attention_decode_copy.cuh.
     """
-    row = head_dim * element_bytes
-    pitch = row if row % 128 == 0 else row + 16  # an odd number of chunks: no conflicts
     step = 64 if element_bytes == 1 else 32
-    return 4 * 2 * step * pitch
+    return 4 * 2 * step * head_dim * element_bytes
 
 
 def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
@@ -167,10 +165,11 @@ def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
 def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
     """CUDA decode teams that fit an SM's shared memory and registers.
 
-    Two if a thread holds more than 128 sums; rows are padded to groups of 8.
+    Two if a thread holds more than 128 sums, three if more than 64: a fourth would spill them. Rows
+    are padded to groups of 8.
     """
-    groups = -(-rows // 8)
-    registers = 2 if head_dim * groups > 128 else 4
+    sums = head_dim * -(-rows // 8)
+    registers = 2 if sums > 128 else 3 if sums > 64 else 4
     each = cuda_team_bytes(head_dim, element_bytes, rows)
     return min(registers, shared_limit(CUDA_CAPABILITY) // each)
 
