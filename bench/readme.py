@@ -123,6 +123,7 @@ BLOCKS: dict[str, Block] = {
     "runtime-costs": _cells("runtime", runtime.costs_table),
     "runtime-ablation": _cells("runtime", runtime.ablation_table),
     "runtime-served": _cells("runtime", runtime.served_table),
+    "runtime-served-h100": _of("h100-80gb-hbm3", _cells("runtime", runtime.served_table)),
     "server-table": _cells("server", server.server_table),
     "soak-table": _cells("server", server.soak_table),
     "engines-table": _cells("engines", engines.engines_table),

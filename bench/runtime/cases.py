@@ -53,6 +53,7 @@ class RuntimePlan:
         paced: Rungs on which decode is tried a step each limit, with pauses in between.
         served_ms: TBT limits under which policies serve.
         served_chunks: Chunks among which the best is searched then; none: `chunks`.
+        served_pages: Pages of the pool that requests are served from; 0: none are.
     """
 
     model: str
@@ -65,6 +66,7 @@ class RuntimePlan:
     paced: tuple[int, ...] = ()
     served_ms: tuple[float, ...] = ()
     served_chunks: tuple[int, ...] = ()
+    served_pages: int = 0
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -91,6 +93,7 @@ PLANS = (
         paced=(20, 24, 32),
         served_ms=(15, 20, 30),
         served_chunks=(*range(16, 513, 16), *range(544, 1025, 32), *range(1088, 2241, 64)),
+        served_pages=20_000,
     ),
     RuntimePlan(
         "qwen3-32b",
@@ -102,6 +105,24 @@ PLANS = (
     ),
 )
 MORE_PLANS = (
+    RuntimePlan(
+        "qwen3-14b",
+        (20, 30, 50),
+        (14, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 72, 80),
+        ROWS_32B,
+        served_ms=(30, 40, 60),
+        served_chunks=(*range(32, 513, 32), *range(576, 1025, 64), *range(1152, 2241, 128)),
+        served_pages=12_000,
+    ),
+    RuntimePlan(
+        "qwen3-30b-a3b",
+        (30, 40, 60),
+        (14, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 72, 80),
+        ROWS_32B,
+        served_ms=(40, 60),
+        served_chunks=(*range(64, 1025, 64), *range(1152, 4097, 128)),
+        served_pages=10_400,
+    ),
     replace(PLANS[0], model="qwen3-8b-fp8", limits_ms=(10, 15, 20), served_ms=(10, 15, 20)),
     replace(PLANS[1], model="qwen3-32b-fp8", limits_ms=(30, 50), served_ms=(30, 50)),
 )
@@ -116,8 +137,6 @@ STOCK_RUNGS = {
 SWITCH_RUNGS = (24, 40)
 GAP_RUNG = 40
 IDLE_CHUNK = 256
-SERVED = ("qwen3-8b", "qwen3-8b-fp8")
-"""Models that requests are served with; larger ones leave no room for their pages."""
 
 
 def plans_named(names: Iterable[str]) -> tuple[RuntimePlan, ...]:

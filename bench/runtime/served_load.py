@@ -31,7 +31,7 @@ from smkern.runtime.model.warming import warm_sizes
 from smkern.runtime.place import Place
 
 WORKLOAD = Workload(running=64, context=2048, prompt=4096)
-SIZES = Sizes((), max_running=72, max_prefill=4, max_context=4352, num_pages=20_000, reuse=True)
+SIZES = Sizes((), max_running=72, max_prefill=4, max_context=4352, reuse=True)
 PREHEAT_S = 5.0
 TRY_S, TRY_PREHEAT_S, TRY_REACH = 3.0, 1.0, 64
 """How long a setting is tried while the best is searched, and over how many keys."""
@@ -212,7 +212,7 @@ def open_load(
     preheat_s: float = PREHEAT_S,
 ) -> Iterator[ServedLoad]:
     """A model ready to serve on every rung of a plan; closed with all that was captured."""
-    sizes = replace(sizes, rungs=plan.rungs)
+    sizes = replace(sizes, rungs=plan.rungs, num_pages=plan.served_pages or sizes.num_pages)
     compile_load(plan, weights, sizes, workload)
     with open_executor(weights, sizes) as executor:
         executor.warm()

@@ -23,7 +23,6 @@ from smkern.bench.runtime.cases import (
     OVERHEAD,
     PACED,
     QUEUES,
-    SERVED,
     SERVED_RATE,
     STEADY,
     STOCK,
@@ -110,7 +109,7 @@ class Tasks:
         self, name: str, measure: Callable[..., Iterator[Cell]], *given: Any, is_once: bool = False
     ) -> Iterator[Task]:
         """A task of serving requests; none where a model leaves no room for their pages."""
-        if self.plan.model in SERVED:
+        if self.plan.served_pages:
             cells: Callable[[], Iterator[Cell]] = lambda: measure(  # noqa: E731
                 self.plan, self.weights(), *given
             )
@@ -190,7 +189,7 @@ def _stock(tasks: Tasks) -> Iterator[Task]:
 
 def _served(tasks: Tasks) -> Iterator[Task]:
     """Each policy under each limit."""
-    if tasks.plan.model not in SERVED:
+    if not tasks.plan.served_pages:
         return
     for name in tasks.policies:
         for limit_ms in tasks.plan.served_ms:

@@ -149,7 +149,7 @@ def line_of(cell: Cell) -> str:
 
 @suite_command(
     "runtime",
-    click.option("--models", default=None, help="Presets: qwen3-8b,qwen3-32b"),
+    click.option("--models", default=None, help="Presets: qwen3-8b,qwen3-14b"),
     click.option("--only", default=None, help=f"Subjects, among: {','.join(SUBJECTS)}"),
     click.option("--rungs", type=IntList(), default=None, help="SMs of the decode side: 16,32,40"),
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20"),

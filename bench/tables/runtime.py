@@ -139,16 +139,17 @@ def _index(model: str) -> int:
 def served_table(cells: Iterable[Cell]) -> str:
     """The steady state through the `Multiplexer`: TBT as delivered, the prompts' tokens per ms."""
     rows = []
-    for cell in of(cells, cases.SERVED_RATE):
-        case, limit = cell["case"], cell["case"]["limit"].removesuffix("ms")
-        kept = (name for name in KEPT_BY if cell[name] <= float(limit))
+    found = of(cells, cases.SERVED_RATE)
+    for cell in sorted(found, key=lambda cell: (cell["case"]["model"], _limit_ms(cell))):
+        limit = _limit_ms(cell)
+        kept = (name for name in KEPT_BY if cell[name] <= limit)
         keeps = {"tbt_p99_ms": "p99", "tbt_p50_ms": "p50"}.get(next(kept, ""), "**no**")
         names = ("tbt_p50_ms", "tbt_p99_ms", "tbt_max_ms")
-        tbt = (f"{cell[name]:.2f}" if name in cell else "" for name in names)
+        tbt = (f"{cell[name]:.2f}" for name in names)
         chip = (f"{cell[name]:.0f}" if cell.get(name) else "" for name in ("sm_mhz", "watts"))
         rows.append(
             [
-                f"{case['model']}, {limit} ms", _policy(cell), *tbt, keeps, f"{cell['value']:.1f}",
+                f"{cell['case']['model']}, {limit:g} ms", _policy(cell), *tbt, keeps, f"{cell['value']:.1f}",
                 ", ".join(chip).strip(", "),
             ]
         )  # fmt: skip
@@ -157,13 +158,13 @@ def served_table(cells: Iterable[Cell]) -> str:
     return rows_or_none(head, rows)
 
 
+def _limit_ms(cell: Cell) -> float:
+    return float(cell["case"]["limit"].removesuffix("ms"))
+
+
 def _policy(cell: Cell) -> str:
-    """A policy and its setting; cells of earlier runs have the setting beside the case."""
+    """A policy and its setting, if it has one."""
     name, setting = cell["case"]["policy"], cell.get("setting")
-    if name == "fixed_split":
-        name, setting = "static_split", cell["rung"]
-    elif name == "aggregated":
-        name, setting = "chunked", round(cell["chunk"])
     return f"`{name}`" if setting is None else f"`{name}`, {setting}"
 
 

@@ -170,7 +170,9 @@ def test_policies_serve_by_name_and_a_resumed_run_skips_what_it_has(tmp_path, mo
     monkeypatch.setattr("smkern.bench.runtime.subjects.open_load", opening)
     monkeypatch.setattr("smkern.bench.runtime.subjects.Tasks.weights", lambda tasks: weights())
     monkeypatch.setattr(
-        suite, "PLANS", (RuntimePlan("qwen3-8b", (15,), (24, 40), (8, 16), batch=3),)
+        suite,
+        "PLANS",
+        (RuntimePlan("qwen3-8b", (15,), (24, 40), (8, 16), batch=3, served_pages=96),),
     )
     path = tmp_path / "runtime.json"
     options = ["--only", "served", "--policies", "chunked,static_split", "--seconds", "0.02"]

@@ -85,17 +85,6 @@ def test_what_requests_meet():
     assert "| qwen3-8b, 20 ms | `adaptive` | 18.89 | 19.90 | 31.00 | p99 | 19.1 |  |" in table
 
 
-def test_what_requests_met_in_earlier_runs():
-    cell = PLAN.cell("served", "smkern", 27.3, "tokens/ms", policy="fixed_split", limit="20ms")
-    cell |= {"rung": 26, "chunk": 402.2, "tbt_p50_ms": 22.07, "tbt_p99_ms": 24.06}
-    other = PLAN.cell("served", "smkern", 19.1, "tokens/ms", policy="aggregated", limit="20ms")
-    other |= {"rung": 26, "chunk": 402.2, "tbt_p50_ms": 18.89, "tbt_p99_ms": 22.18}
-    table = served_table([cell, other])
-    row = "| `static_split`, 26 | 22.07 | 24.06 |  | **no** | 27.3 |  |"
-    assert f"| qwen3-8b, 20 ms {row}" in table
-    assert "| qwen3-8b, 20 ms | `chunked`, 402 | 18.89 | 22.18 |  | p50 | 19.1 |  |" in table
-
-
 def test_steps_and_rates_by_rung():
     table = steady_table(cells())
     assert "qwen3-8b, smkern; alone on the whole device 38.0 tokens/ms:" in table
