@@ -37,7 +37,6 @@ def _folder(name: str) -> str:
 setup(
     packages=list(packages()),
     package_dir=packages(),
-    # the demo draws these figures where there is no GPU
-    package_data={"": DATA, "smkern.bench": ["results/h200/gemm.json"]},
+    package_data={"": DATA},
     include_package_data=False,  # MANIFEST.in is the sdist's alone
 )

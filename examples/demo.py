@@ -68,7 +68,7 @@ def show_committed(console: Console, out: Path) -> None:
         console.print(f"Results committed from an {results.meta['gpu']}:")
         gemm_budgets.draw(console, results, out)
     else:
-        missing = [f"the picture: there is no {COMMITTED.name} here"]
+        missing = ["the picture of committed results: they are in the checkout alone"]
     console.print("\n[bold]What could not run here:[/]")
     for line in (*COULD_NOT_RUN, *missing):
         console.print(f"  - {line}", markup=False, highlight=False)

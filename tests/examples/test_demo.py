@@ -51,7 +51,7 @@ def test_what_could_not_run_is_named(console, tmp_path, monkeypatch) -> None:
     text = printed(console)
     assert "What could not run here:" in text
     assert all(line in " ".join(text.split()) for line in demo.COULD_NOT_RUN)
-    assert "there is no gemm.json here" in text
+    assert "in the checkout alone" in text
 
 
 def test_committed_results_are_drawn(console, tmp_path, monkeypatch) -> None:

@@ -59,15 +59,10 @@ def test_an_h100_is_told_from_an_h200(profile: Profile, alone: float, beside: fl
     assert found.beside["decode"].mean < beside
 
 
-@pytest.mark.parametrize(("model", "gpu"), [("qwen3-32b", H100), ("llama-3.1-8b", "h200")])
-def test_gemms_of_another_model_are_its_own(model: str, gpu: str) -> None:
-    config = preset(model)
-    if gpu == H100:
-        with pytest.warns(UserWarning, match=r"qwen3-32b's on an 'NVIDIA H200'.*smkern profile"):
-            found = predictor_for(config, gpu, sms=SMS)
-    else:
-        found = predictor_for(config, gpu, sms=SMS)
-    assert found.profile == load_profile(gpu)
+def test_gemms_of_another_model_are_its_own() -> None:
+    config = preset("llama-3.1-8b")
+    found = predictor_for(config, "h200", sms=SMS)
+    assert found.profile == load_profile("h200")
     assert found.sizes.num_layers == config.num_layers
     assert found.alone_us(STEP, 16) > found.alone_us(STEP, 132)
 
@@ -84,18 +79,21 @@ def test_every_gpu_has_one(info, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.slowdown(STEP, total // 4, prompt, total - total // 4) >= 1
 
 
-def test_experts_have_a_table_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU without one too: Qwen3-8B's says little of them."""
+@pytest.mark.parametrize("model", ["qwen3-32b", "qwen3-30b-a3b"])
+def test_without_a_table_here_a_models_own_elsewhere_serves(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of experts too: Qwen3-8B's says little of them."""
 
-    def without(model: str, gpu: str) -> Path:
-        own = "qwen3-30b-a3b", H100
-        return FOLDER / "absent" if (model, gpu_folder(gpu)) == own else shipped_path(model, gpu)
+    def without(name: str, gpu: str) -> Path:
+        own = model, H100
+        return FOLDER / "absent" if (name, gpu_folder(gpu)) == own else shipped_path(name, gpu)
 
     monkeypatch.setattr("smkern.latency.nearest.shipped_path", without)
-    experts = preset("qwen3-30b-a3b")
-    with pytest.warns(UserWarning, match="qwen3-30b-a3b's on an 'NVIDIA H200'"):
-        found = predictor_for(experts, H100)
-    alone = TablePredictor.load("qwen3-30b-a3b", "h200").alone_us(STEP, 132)
+    with pytest.warns(UserWarning, match=f"{model}'s on an 'NVIDIA H200'.*smkern profile"):
+        found = predictor_for(model, H100, sms=SMS)
+    assert found.profile == load_profile(H100)
+    alone = TablePredictor.load(model, "h200").alone_us(STEP, 132)
     assert alone < found.alone_us(STEP, 132) < 1.5 * alone
 
 
