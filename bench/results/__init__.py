@@ -45,6 +45,10 @@ _SUMMARIES = {
 REMEDY = "delete it, or measure into another file with --out"
 
 
+_OF_A_RUN = ("date", "command", "smkern_commit", "flashinfer", "deepgemm", "vllm")
+"""What `meta` says of a run, its peers' versions among it; of the latest beside `runs` too."""
+
+
 class ResultsError(SmkernError, ValueError):
     """A results file that is corrupt, half-written, another GPU's or not a results file."""
 
@@ -190,7 +194,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _runs(meta: JsonDict) -> list[JsonDict]:
-    own = {name: meta[name] for name in ("date", "command", "smkern_commit") if name in meta}
+    own = {name: meta[name] for name in _OF_A_RUN if name in meta}
     return [*meta.get("runs", []), *([own] if own else [])]
 
 

@@ -149,8 +149,8 @@ def served_table(cells: Iterable[Cell]) -> str:
         chip = (f"{cell[name]:.0f}" if cell.get(name) else "" for name in ("sm_mhz", "watts"))
         rows.append(
             [
-                f"{cell['case']['model']}, {limit:g} ms", _policy(cell), *tbt, keeps, f"{cell['value']:.1f}",
-                ", ".join(chip).strip(", "),
+                f"{cell['case']['model']}, {limit:g} ms", _policy(cell), *tbt, keeps,
+                f"{cell['value']:.1f}", ", ".join(chip).strip(", "),
             ]
         )  # fmt: skip
     head = ["limit", "policy", "TBT p50, ms", "p99", "max", "keeps it", "prompts, tokens/ms",

@@ -66,12 +66,13 @@ def test_placement_group_and_case_tell_cells_apart():
 
 
 def test_merge_keeps_both_runs_provenance_and_the_later_cell():
-    first = filled(cell(us=100.0), cell(m=1))
-    second = filled(cell(us=80.0), meta={**META, "date": "later"})
+    first = filled(cell(us=100.0), cell(m=1), meta={**META, "flashinfer": "0.7.1"})
+    second = filled(cell(us=80.0), meta={**META, "date": "later", "flashinfer": "0.7.2"})
     first.merge(second)
     assert [c["us"] for c in first.cells] == [80.0, 100.0]
     assert first.meta["date"] == "later"
     assert [run["date"] for run in first.meta["runs"]] == [META["date"], "later"]
+    assert [run["flashinfer"] for run in first.meta["runs"]] == ["0.7.1", "0.7.2"]
     first.merge(filled(meta={**META, "date": "latest"}))
     assert len(first.meta["runs"]) == 3
 
