@@ -61,6 +61,11 @@ class Lateness:
         """Whether much more came late than may."""
         return self.share > OVERDRAWN * self._allowed
 
+    @property
+    def joined(self) -> int:
+        """Requests whose prompts have ended and that wait for their first step."""
+        return sum(len(prompts.size.chunks) for prompts in self._joined)
+
     def allows(self, late: float, gaps: float) -> bool:
         """Whether so many more late gaps among so many may be risked; none always may."""
         few = late <= OWN * self._allowed * gaps

@@ -70,7 +70,7 @@ def late(policy: Adaptive, rows: int) -> None:
     """Tell a policy of a step in which all rows were late."""
     size = Size((), LAYERS, LAYERS, False, rows, 500 * rows)
     steps = [
-        Ended("decode", 132, size, 0.0, 9e3, 9e3), Ended("decode", 132, size, 9e3, 30e3, 30e3)
+        Ended("decode", 132, size, 0.0, 9e3, 9e3), Ended("decode", 132, size, 9e3, 60e3, 60e3)
     ]  # fmt: skip
     policy.lateness.see(steps, 132)
 
@@ -94,6 +94,22 @@ def test_what_has_gone_by_is_not_spent_again() -> None:
     # while a step runs its rows have not waited in vain
     runs = moment(waiting=waiting(1000), running_kv=ROWS, token_age_us=3000.0, decode_queued=1)
     assert policy.decide(runs).chunk_tokens == 182
+
+
+def test_who_has_joined_goes_before_a_long_chunk() -> None:
+    """Behind the step that runs and the chunk's forward it would be late."""
+    came = Ended("prefill", 108, Size((Chunk(64),), LAYERS, LAYERS, True), 61e3, 62e3, 62e3)
+    runs = moment(waiting=waiting(5000), running_kv=ROWS, decode_queued=1, ended=(came,))
+    first = Ended("decode", 132, Size((), LAYERS, LAYERS, False, 11, 5500), 63e3, 71e3, 71e3)
+
+    def decided(limit_ms: float, rows: int) -> list[bool]:
+        policy = adaptive(limit_ms, modes=("mixed",))
+        late(policy, rows)
+        return [bool(policy.decide(x).prefill) for x in (runs, replace(runs, ended=(first,)))]
+
+    assert decided(30.0, 20) == [False, True]
+    assert decided(30.0, 0) == [True, True], "one more may be late"
+    assert decided(20.0, 20) == [True, True], "a step is nearly half of a chunk's forward"
 
 
 def test_decode_keeps_its_side_while_the_last_layers_run() -> None:
