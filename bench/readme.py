@@ -32,6 +32,7 @@ from smkern.bench.tables import (
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.errors import SmkernError
 
+H100 = "h100-80gb-hbm3"
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", FOLDER / "README.md")
 
@@ -109,7 +110,7 @@ BLOCKS: dict[str, Block] = {
     "attention-ratios": _cells("attention", operators.attention_ratios_table),
     "attention-plot": _pictures("attention-*.png"),
     "attention-plan": _cells("attention", operators.plan_table),
-    "layouts-table": _of("h100-80gb-hbm3", _cells("layouts", operators.attention_ratios_table)),
+    "layouts-table": _of(H100, _cells("layouts", operators.attention_ratios_table)),
     "ops-table": _cells("ops", operators.ops_table),
     "ops-sample": _cells("ops", operators.sample_table),
     "ops-plot": _pictures("ops*.png"),
@@ -123,7 +124,7 @@ BLOCKS: dict[str, Block] = {
     "runtime-costs": _cells("runtime", runtime.costs_table),
     "runtime-ablation": _cells("runtime", runtime.ablation_table),
     "runtime-served": _cells("runtime", runtime.served_table),
-    "runtime-served-h100": _of("h100-80gb-hbm3", _cells("runtime", runtime.served_table)),
+    "runtime-served-h100": _of(H100, _cells("runtime", runtime.served_table)),
     "server-table": _cells("server", server.server_table),
     "soak-table": _cells("server", server.soak_table),
     "engines-table": _cells("engines", engines.engines_table),

@@ -12,7 +12,7 @@ import torch
 from smkern.bench.ranks.forwards import pieces_of
 from smkern.bench.ranks.rows import SERVED, TRIED, counted
 from smkern.bench.runtime.cases import RuntimePlan
-from smkern.bench.runtime.served_load import SIZES, WORKLOAD, ServedLoad, compile_load, open_load
+from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, compile_load, open_load, sizes_of
 from smkern.bench.runtime.workload import budgets_of, executor_of
 from smkern.device import device_info
 from smkern.measure.forwards import compile_forwards
@@ -28,12 +28,12 @@ from smkern.runtime.ranks.leader import RankExecutor
 
 PLAN = RuntimePlan(
     "qwen3-32b", (30, 50), (16, 18, 20, 24, 28, 32, 36, 40, 44, 48), (64,), served_ms=(30, 50),
-    served_chunks=(192, 224, 256, 320, 448, 512, 544, 576, 608, 640, 768),
+    served_chunks=(192, 224, 256, 320, 448, 512, 544, 576, 608, 640, 768), served_pages=10_000,
 )  # fmt: skip
+"""Its pages have room for 64 requests and four prompts: so many of all layers fit one GPU of 141 GB
+beside 32B."""
 LOAD = replace(WORKLOAD, reach=48, lead=32)
 """Two windows of a figure's length: a step of the whole model takes 20 to 50 ms."""
-PAGES = replace(SIZES, num_pages=10_000)
-"""Room for 64 requests and four prompts: so many of all layers fit one GPU of 141 GB beside 32B."""
 PREHEAT_S, TRY_S, SERVED_S = 1.0, 2.5, 5.0
 POLICIES = ("chunked", "static_split")
 FIGURES = ("tbt_p50_ms", "tbt_p99_ms", "step_ms", "setting", "gaps", "sm_mhz", "watts", "compiled")
@@ -63,11 +63,11 @@ def served_cells(tp: TensorParallel, plan: RuntimePlan = PLAN) -> Iterator[dict[
 
 @contextmanager
 def _opened(tp: TensorParallel, plan: RuntimePlan) -> Iterator[ServedLoad | None]:
-    config, sizes = preset(plan.model), replace(PAGES, rungs=plan.rungs)
+    config, sizes = preset(plan.model), sizes_of(plan)
     device = torch.device("cuda", torch.cuda.current_device())
     weights = Weights.random(config, device=device, shard=tp.shard)
     if tp.size == 1:
-        with open_load(plan, weights, sizes=PAGES, workload=LOAD, preheat_s=PREHEAT_S) as load:
+        with open_load(plan, weights, workload=LOAD, preheat_s=PREHEAT_S) as load:
             load.try_s = TRY_S
             yield load
         return

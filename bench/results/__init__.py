@@ -43,9 +43,7 @@ _SUMMARIES = {
 }  # fmt: skip
 """What makes the rows of a suite's merged file."""
 REMEDY = "delete it, or measure into another file with --out"
-
-
-_OF_A_RUN = ("date", "command", "smkern_commit", "flashinfer", "deepgemm", "vllm")
+_OF_A_RUN = ("date", "command", "smkern_commit", "flashinfer", "deepgemm")
 """What `meta` says of a run, its peers' versions among it; of the latest beside `runs` too."""
 
 

@@ -202,6 +202,11 @@ def policies_named(names: str | None) -> tuple[str, ...]:
     return known_names(names, POLICIES, "policy")
 
 
+def sizes_of(plan: RuntimePlan, sizes: Sizes = SIZES) -> Sizes:
+    """Sizes with the rungs and pages of a plan."""
+    return replace(sizes, rungs=plan.rungs, num_pages=plan.served_pages)
+
+
 @contextmanager
 def open_load(
     plan: RuntimePlan,
@@ -212,7 +217,7 @@ def open_load(
     preheat_s: float = PREHEAT_S,
 ) -> Iterator[ServedLoad]:
     """A model ready to serve on every rung of a plan; closed with all that was captured."""
-    sizes = replace(sizes, rungs=plan.rungs, num_pages=plan.served_pages or sizes.num_pages)
+    sizes = sizes_of(plan, sizes)
     compile_load(plan, weights, sizes, workload)
     with open_executor(weights, sizes) as executor:
         executor.warm()

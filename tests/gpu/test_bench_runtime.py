@@ -30,7 +30,10 @@ def load() -> Iterator[ServedLoad]:
         num_layers=3, hidden_size=1024, intermediate_size=2048, vocab_size=4096, num_q_heads=8,
         num_kv_heads=2,
     )  # fmt: skip
-    plan = RuntimePlan("qwen3-8b", (15,), (RUNG,), (64, 128), batch=4, context=256, tokens=300)
+    plan = RuntimePlan(
+        "qwen3-8b", (15,), (RUNG,), (64, 128), batch=4, context=256, tokens=300,
+        served_pages=SIZES.num_pages,
+    )  # fmt: skip
     weights = Weights.random(config, device="cuda")
     with open_load(plan, weights, sizes=SIZES, workload=WORKLOAD, preheat_s=0.0) as made:
         yield made

@@ -93,6 +93,8 @@ def test_without_a_table_here_a_models_own_elsewhere_serves(
     with pytest.warns(UserWarning, match=f"{model}'s on an 'NVIDIA H200'.*smkern profile"):
         found = predictor_for(model, H100, sms=SMS)
     assert found.profile == load_profile(H100)
+    assert found.sizes.num_layers == preset(model).num_layers
+    assert found.alone_us(STEP, 16) > found.alone_us(STEP, 132)
     alone = TablePredictor.load(model, "h200").alone_us(STEP, 132)
     assert alone < found.alone_us(STEP, 132) < 1.5 * alone
 
