@@ -34,9 +34,16 @@ Step = tuple[Sequence[Kernel], Cases]
 
 DECODE_ROWS = (1, 8, 16, 32, 64, 128, 256)
 PREFILL_ROWS = (512, 1024, 2048, 4096, 8192)
+MIXED_ROWS = tuple(
+    rows
+    for rows in (*range(192, 1024, 64), *range(1152, 2048, 128))
+    if rows not in (*DECODE_ROWS, *PREFILL_ROWS)
+)
+"""A chunk of a prompt and the decode rows, one forward on the whole device: what fills whole tiles
+(`smkern.policies.chunk_size.QUANTUM`), as many as a limit leaves room for."""
 SIZES: Mapping[str, tuple[int, ...]] = {
-    "gemm": (*DECODE_ROWS, *PREFILL_ROWS),
-    "gemm_fp8": (*DECODE_ROWS, *PREFILL_ROWS),
+    "gemm": (*DECODE_ROWS, *PREFILL_ROWS, *MIXED_ROWS),
+    "gemm_fp8": (*DECODE_ROWS, *PREFILL_ROWS, *MIXED_ROWS),
     "append": (1, 8, 64, 512, 4096),
     "sample": (1, 8, 32, 64, 128),
     "moe": (1, 8, 32, 128, 512, 2048, 8192),
@@ -145,9 +152,14 @@ class ModelCells:
         """All cells on these places where there is a choice, what can win the most first."""
         wins: dict[tuple[str, object, Place], float] = {}
         total = self.profile.info.num_sms
-        for decode, places in ((True, sides.decode), (False, sides.prefill)):
-            steps = list(self._decode_steps() if decode else self._prompts())
-            for place in (*places, sides.whole):
+        forwards: tuple[tuple[bool, Iterator[Step], Sequence[Place]], ...] = (
+            (True, self._decode_steps(), (*sides.decode, sides.whole)),
+            (False, self._prompts(PREFILL_ROWS), (*sides.prefill, sides.whole)),
+            (False, self._prompts(MIXED_ROWS), (sides.whole,)),
+        )
+        for decode, made, places in forwards:
+            steps = list(made)
+            for place in places:
                 often = common(place.budget.num_sms, total, decode=decode)
                 for kernels, cases in steps:
                     times = [self._us(kernel, place) for kernel in kernels]
@@ -168,9 +180,9 @@ class ModelCells:
                 load = Load(batch, batch, batch * length, batch * length)
                 yield self._kernels(load), self._attention(batch, 1, length)
 
-    def _prompts(self) -> Iterator[Step]:
+    def _prompts(self, rows: Sequence[int]) -> Iterator[Step]:
         """Without the head: a prompt's logits are of one row, as a decode step's."""
-        for tokens in PREFILL_ROWS:
+        for tokens in rows:
             if tokens <= self.config.max_position:
                 kernels = self._kernels(Load(tokens, 0, tokens, visible_pairs(tokens, tokens)))
                 yield kernels, self._cases(kernels, tokens)

@@ -126,16 +126,18 @@ class _Object:
 class _Layouts:
     """Layouts for one set of row strides, and the algorithm that the heuristics choose."""
 
-    __slots__ = ("a", "algo", "out", "w")
+    __slots__ = ("a", "algo", "out", "residual", "w")
 
     def __init__(
         self, lib: ctypes.CDLL, handle: c_void_p, desc: _Object, problem: GemmProblem,
-        a_stride: int, w_stride: int, out_stride: int,
+        a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
     ) -> None:  # fmt: skip
         kind = _TYPES[problem.dtype]
         self.w = _Object(lib, "MatrixLayout", kind, problem.k, problem.n, w_stride)
         self.a = _Object(lib, "MatrixLayout", kind, problem.k, problem.m, a_stride)
         self.out = _Object(lib, "MatrixLayout", kind, problem.n, problem.m, out_stride)
+        added_stride = residual_stride if problem.epilogue.residual else out_stride
+        self.residual = _Object(lib, "MatrixLayout", kind, problem.n, problem.m, added_stride)
         preference = _Object(lib, "MatmulPreference")
         preference.set(lib, "MatmulPreference", _MAX_WORKSPACE, c_size_t(WORKSPACE_BYTES))
         preference.set(lib, "MatmulPreference", _REDUCTIONS, ctypes.c_uint32(_ROUND_ONCE))
@@ -144,8 +146,8 @@ class _Layouts:
             preference.set(lib, "MatmulPreference", attribute, least)
         found, count = _Heuristic(), c_int()
         code = lib.cublasLtMatmulAlgoGetHeuristic(
-            handle, desc.handle, self.w.handle, self.a.handle, self.out.handle, self.out.handle,
-            preference.handle, c_int(1), byref(found), byref(count),
+            handle, desc.handle, self.w.handle, self.a.handle, self.residual.handle,
+            self.out.handle, preference.handle, c_int(1), byref(found), byref(count),
         )  # fmt: skip
         _check(code or found.state, "MatmulAlgoGetHeuristic")
         if not count.value:
@@ -171,9 +173,9 @@ class CublasLtPlan:
         self, lib: ctypes.CDLL, handle: c_void_p, problem: GemmProblem, budget: Budget
     ) -> None:
         self._lib, self._handle, self._problem, self.budget = lib, handle, problem, budget
-        self._alpha, self._beta = c_float(1.0), c_float(0.0)
+        self._alpha, self._beta = c_float(1.0), c_float(problem.epilogue.residual)
         self._descs: dict[int, _Object] = {}
-        self._layouts: dict[tuple[int, int, int], _Layouts] = {}
+        self._layouts: dict[tuple[int, int, int, int], _Layouts] = {}
         self._lock = threading.Lock()
         self.workspace_bytes = COUNTER_BYTES + WORKSPACE_BYTES
 
@@ -193,12 +195,12 @@ class CublasLtPlan:
             DeviceError: the library has no algorithm, or the launch failed.
         """
         desc = self._descs.get(bias_ptr) or self._desc(bias_ptr)
-        key = (a_stride, w_stride, out_stride)
+        key = (a_stride, w_stride, out_stride, residual_stride)
         layouts = self._layouts.get(key) or self._layout(key, desc)
         code = self._lib.cublasLtMatmul(
             self._handle, desc.handle, ctypes.addressof(self._alpha), w_ptr, layouts.w.handle,
-            a_ptr, layouts.a.handle, ctypes.addressof(self._beta), out_ptr, layouts.out.handle,
-            out_ptr, layouts.out.handle, ctypes.addressof(layouts.algo),
+            a_ptr, layouts.a.handle, ctypes.addressof(self._beta), residual_ptr or out_ptr,
+            layouts.residual.handle, out_ptr, layouts.out.handle, ctypes.addressof(layouts.algo),
             workspace_ptr + COUNTER_BYTES, WORKSPACE_BYTES, stream,
         )  # fmt: skip
         if code:
@@ -235,7 +237,7 @@ class CublasLtPlan:
             self._descs[bias_ptr] = desc
         return desc
 
-    def _layout(self, key: tuple[int, int, int], desc: _Object) -> _Layouts:
+    def _layout(self, key: tuple[int, int, int, int], desc: _Object) -> _Layouts:
         with self._lock:
             layouts = _Layouts(self._lib, self._handle, desc, self._problem, *key)
             self._layouts[key] = layouts
@@ -263,13 +265,13 @@ class CublasLt:
         """A launch of `problem` told to use `budget.num_sms` SMs (a hint to the library).
 
         Raises:
-            ArgumentError: batch_invariant, an epilogue above a bias, or an unbound dtype.
+            ArgumentError: batch_invariant, an activation, SwiGLU, or an unbound dtype.
         """
         epilogue = problem.epilogue
-        if problem.batch_invariant or epilogue.residual or epilogue.activation:
+        if problem.batch_invariant or epilogue.swiglu or epilogue.activation:
             raise ArgumentError(
                 f"cuBLASLt takes no batch_invariant={problem.batch_invariant} and no epilogue "
-                f"{epilogue.key!r} here, only 'none' and 'bias': leave backend at None"
+                f"{epilogue.key!r} here, only bias and residual: leave backend at None"
             )
         if problem.dtype not in _TYPES:
             raise ArgumentError(f"cuBLASLt is bound for {sorted(_TYPES)}, not {problem.dtype!r}")

@@ -153,13 +153,15 @@ def _measure(
     from smkern.profile import load_profile
 
     cells = plan(room_of(launches, launches.pool_tokens), seed=meta["seed"])
+    done = {line.cell for line in known or ()}
+    left = [cell for cell in cells if cell.name not in done]
     profiler = Profiler(launches, file, clock_on(torch.device("cuda")))
     budgets = _budgets(splits, launches.device.num_sms)
     begins = known is None and not warm_only
     beside = times_beside(launches.config, load_profile()) if begins else nullcontext(lambda: None)
     with beside as gemms:
-        count = compile_cells(launches.config, cells, launches.max_running, budgets)
-        profiler.warm(cells)
+        count = compile_cells(launches.config, left, launches.max_running, budgets)
+        profiler.warm(left)
         click.echo(f"warm after {time.monotonic() - began:.0f} s: {count} GEMMs compiled", err=True)
         if warm_only:
             return
@@ -167,7 +169,6 @@ def _measure(
             # a latency table takes these: tables that are tuned later were not profiled
             times = gemms()
             file.begin(meta | {"gemms": times and times.to_json()})
-    done = {line.cell for line in known or ()}
     with _progress(len(cells), 60 * minutes) as told:
         timed = profiler.run(cells, 60 * minutes, done=done, told=told)
     for name, why in profiler.skipped.items():

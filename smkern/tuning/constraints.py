@@ -289,11 +289,11 @@ def keeps_invariance(problem: GemmProblem, config: GemmConfig, *_: object) -> bo
 def serves_library(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """cuBLASLt: bf16 or fp16, at most a bias, and only where its clusters can launch."""
+    """cuBLASLt: bf16 or fp16, bias and residual, and only where its clusters can launch."""
     if config.kernel != "cublaslt":
         return True
     epilogue = problem.epilogue
-    plain = not epilogue.residual and epilogue.activation is None and not epilogue.swiglu
+    plain = epilogue.activation is None and not epilogue.swiglu
     return plain and budget.clusters and problem.dtype != "fp32"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from smkern.tuning.cells import checked, config_to_json, time_us
 from smkern.tuning.config import Budget, Confinement, Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.constraints import (
+    LIBRARIES,
     OPTIONAL,
     Capability,
     is_legal,
@@ -161,6 +162,14 @@ class Table:
             if config is not None and is_legal(problem, config, budget, capability):
                 return config
         return found
+
+    def library_us(self, problem: GemmProblem, budget: Budget, config: GemmConfig) -> float | None:
+        """What the tuner measured of a library's kernel at these very rows, us; of others None.
+
+        Theirs no cost model knows.
+        """
+        cell = self.cells.get(CellKey.of(problem, budget)) if config.kernel in LIBRARIES else None
+        return cell.us if cell is not None and cell.config == config else None
 
     def _lookup(
         self,

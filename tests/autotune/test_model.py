@@ -58,7 +58,7 @@ def test_experts_in_fp8_have_no_cells(profile):
 
 def test_a_dense_model_is_its_products_and_everything_around_them(profile):
     jobs = jobs_of(model_config("qwen3-8b"), profile)
-    rows = {*model.DECODE_ROWS, *model.PREFILL_ROWS}
+    rows = {*model.DECODE_ROWS, *model.PREFILL_ROWS, *model.MIXED_ROWS}
     assert gemms(jobs) == {
         (6144, 4096, "none"): rows,
         (4096, 4096, "residual"): rows,
@@ -172,11 +172,13 @@ def test_each_side_has_its_own_rows(profile):
         if job.family.name == "gemm" and job.place.budget.num_sms != 132:
             decode = job.place.budget.num_sms in (16, 64)
             assert (job.problem.m <= 256) == decode
+            assert job.problem.m not in model.MIXED_ROWS
 
 
 def test_the_first_cells_are_the_large_products_on_the_usual_splits(profile, monkeypatch):
     monkeypatch.setattr(model, "DECODE_ROWS", (8, 64))
     monkeypatch.setattr(model, "PREFILL_ROWS", (1024, 4096))
+    monkeypatch.setattr(model, "MIXED_ROWS", ())
     jobs = jobs_of(model_config("qwen3-8b"), profile, absent_sides(132))
     usual = {16, 32, 48, 84, 100, 116, 132}
     assert {job.place.budget.num_sms for job in jobs[:20]} == usual
@@ -209,6 +211,7 @@ class Bench:
 
         monkeypatch.setattr(model, "DECODE_ROWS", (1, 64))
         monkeypatch.setattr(model, "PREFILL_ROWS", (1024,))
+        monkeypatch.setattr(model, "MIXED_ROWS", ())
         monkeypatch.setattr(run, "families", lambda most: self.families)
         monkeypatch.setattr(run, "device_info", lambda: gpu)
         monkeypatch.setattr(run, "load_profile", lambda index: profile)

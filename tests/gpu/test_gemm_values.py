@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -151,7 +153,8 @@ def test_zero_sizes(m, n, k):
 
 
 def test_cublaslt_where_it_may_run():
-    for epilogue in (Epilogue(), Epilogue(bias=True)):
+    for bias, residual in product((False, True), repeat=2):
+        epilogue = Epilogue(bias, residual)
         for case in (
             Case(200, 384, 640, epilogue=epilogue),
             Case(77, 136, 1032, epilogue=epilogue),
@@ -168,8 +171,8 @@ def test_a_residual_in_place_is_added_once_to_rows_that_two_tiles_read(m):
         for rows, columns in ((m, 520), (776, 520), (m, 776))
     )
     wanted = a.double() @ w.double().T + out.double()
-    for num_sms in (at_most(16), at_most(132)):
+    for backend, num_sms in (("ws", at_most(16)), ("ws", at_most(132)), ("cublaslt", None)):
         given = out.clone()
-        smkern.gemm(a, w, residual=given, out=given, backend="ws", num_sms=num_sms)
+        smkern.gemm(a, w, residual=given, out=given, backend=backend, num_sms=num_sms)
         error = (given.double() - wanted).abs().max() / wanted.abs().max()
-        assert error < 2**-7, f"{m} rows on {num_sms} SMs"
+        assert error < 2**-7, f"{m} rows by {backend} on {num_sms} SMs"

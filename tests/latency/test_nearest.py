@@ -44,7 +44,7 @@ def test_a_models_own_table_is_taken(gpu: str | None) -> None:
 @pytest.mark.parametrize(
     ("profile", "alone", "beside"),
     [
-        (load_profile(H100), 0.055, 0.065),  # measured ceilings, tuned tables
+        (load_profile(H100), 0.055, 0.075),  # measured ceilings, tuned tables
         (scaled(gpus.H100, load_profile("h200")), 0.1, 0.1),  # nothing but its facts
     ],
     ids=["measured", "scaled"],

@@ -68,6 +68,9 @@ class FakeTable:
     def neighbours(self, problem: Any, budget: Any) -> tuple[()]:
         return ()
 
+    def library_us(self, problem, budget, config) -> float | None:
+        return None
+
     def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None) -> Any:
         return self.found(problem, budget, allow_cublaslt)
 

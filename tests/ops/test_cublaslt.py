@@ -67,7 +67,24 @@ def test_layouts_are_column_major_views():
     lib = FakeLibrary()
     launch(plan(GemmProblem(64, 6144, 4096), lib))
     shapes = [args[2:] for args in lib.named("MatrixLayoutCreate")]
-    assert shapes == [(4096, 6144, 4096), (4096, 64, 4096), (6144, 64, 6144)]
+    assert shapes == [
+        (4096, 6144, 4096), (4096, 64, 4096), (6144, 64, 6144), (6144, 64, 6144)
+    ]  # fmt: skip
+    call = lib.named("Matmul")[0]
+    assert ctypes.c_float.from_address(call[7]).value == 0.0
+    assert call[8] == call[10] == 48, "what is not added is the output"
+
+
+def test_a_residual_is_added_by_its_own_rows():
+    lib = FakeLibrary()
+    made = plan(GemmProblem(64, 6144, 4096, epilogue=Epilogue(residual=True)), lib)
+    for stride in (8192, 8192, 6144):
+        made.launch(16, 32, 48, 0, 96, 4096, 4096, 6144, stride, 1 << 20, 7)
+    added = [args[2:] for args in lib.named("MatrixLayoutCreate")][3::4]
+    assert added == [(6144, 64, 8192), (6144, 64, 6144)], "strides have layouts of their own"
+    call = lib.named("Matmul")[0]
+    assert ctypes.c_float.from_address(call[7]).value == 1.0
+    assert (call[8], call[10]) == (96, 48)
 
 
 def test_a_second_launch_only_multiplies():
@@ -90,7 +107,7 @@ def test_no_algorithm_is_an_error_with_a_remedy():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"batch_invariant": True}, {"epilogue": Epilogue(residual=True)},
+    [{"batch_invariant": True}, {"epilogue": Epilogue(swiglu=True)},
      {"epilogue": Epilogue(activation="gelu")}, {"dtype": "fp32"}],
 )  # fmt: skip
 def test_what_it_does_not_serve(changes):

@@ -72,7 +72,7 @@ BROKEN = {
         SM_90,
     ),
     "serves_library": (
-        replace(PROBLEM, epilogue=Epilogue(residual=True)),
+        replace(PROBLEM, epilogue=Epilogue(activation="silu")),
         constraints.CUBLASLT,
         BUDGET,
         SM_90,

@@ -45,6 +45,9 @@ def test_what_the_library_won_holds_for_its_rows_alone():
     tuned = Table({}, {at: Cell(constraints.CUBLASLT, 5.0, CONFIG, 6.0)})
     assert tuned.lookup(GemmProblem(256, 6144, 4096), budget) == constraints.CUBLASLT
     assert tuned.lookup(GemmProblem(200, 6144, 4096), budget) == CONFIG
+    assert tuned.library_us(GemmProblem(256, 6144, 4096), budget, constraints.CUBLASLT) == 5.0
+    assert tuned.library_us(GemmProblem(256, 6144, 4096), budget, CONFIG) is None
+    assert tuned.library_us(GemmProblem(200, 6144, 4096), budget, constraints.CUBLASLT) is None
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,9 @@ class Dispatcher:
             served = self._extras.serve if backend is None else _never
             config = tables.lookup(problem, budget, allow_cublaslt, capability, served)
             if config is not None:
-                return Selection(config, "table", self._predict(problem, config, budget))
+                measured_us = tables.library_us(problem, budget, config)
+                us = measured_us or self._predict(problem, config, budget)
+                return Selection(config, "table", us)
         if self._measured and backend != "model":
             measured = self._measured.get((of_step(problem), budget))
             if measured is not None:
