@@ -142,7 +142,8 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
                 dates.append(str(found.meta.get("date", "?"))[:10])
                 tuned_with.add(str(found.meta.get("triton", "?")))
             if family.name == "gemm":
-                models = ", ".join(_models_of({(key.n, key.k) for key in found.cells}))
+                part = {(key.n, key.k) for key in found.cells if key.num_sms < info.num_sms}
+                models = ", ".join(_models_of(part))
         if counts:
             cells = ", ".join(f"{family} {count:,}" for family, count in counts.items())
             detail = f"{cells} cells for {gpu} ({models or 'no whole model'}), up to {max(dates)}"

@@ -105,7 +105,10 @@ class CellFile(Generic[K, V]):
     def dump(self, table: Cells[K, V]) -> str:
         """The table as text: sorted, one cell per line, so that a diff shows the changed cells."""
         keys = sorted(table.cells)  # type: ignore[type-var]
-        lines = [json.dumps(self.codec.encode(key, table.cells[key])) for key in keys]
+        dense = (",", ":")  # thousands of lines in every wheel
+        lines = [
+            json.dumps(self.codec.encode(key, table.cells[key]), separators=dense) for key in keys
+        ]
         head = {"format": FORMAT, "version": VERSION, "meta": table.meta}
         return json.dumps(head)[:-1] + ', "cells": [\n' + ",\n".join(lines) + "\n]}\n"
 

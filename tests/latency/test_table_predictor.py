@@ -72,7 +72,7 @@ def test_shipped_timings_come_back(model: str) -> None:
         else:
             assert got == pytest.approx(us, rel=1e-3)
     assert len(paused) < 15
-    assert sum(errors) / len(errors) < 0.02
+    assert sum(errors) / len(errors) < 0.025
     assert max(errors) < 0.15
 
 

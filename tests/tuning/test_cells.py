@@ -102,7 +102,7 @@ def test_any_operator_can_have_cells(tmp_path):
     found = {CopyKey("copy", 8, "fp16"): Tuned(CopyConfig(0, wide=True), 1.5)}
     file.merge(found, META)
     assert file.load().cells == found
-    assert '"config": {"block": 0, "wide": true}' in file.path.read_text()
+    assert '"config":{"block":0,"wide":true}' in file.path.read_text()
 
 
 GOOD = {
@@ -116,14 +116,14 @@ BAD = {
     "another format": ("smkern-table", "triton-cache", "is not a table"),
     "another version": ('"version": 1', '"version": 2', "has version 2"),
     "no cells": (r'(?s)"cells": .*', '"cells": 3}', "lacks its provenance or its cells"),
-    "strange kernel": ('"kernel": "', '"kernel": "magic', "has an invalid cell"),
-    "strange dtype": ('"dtype": "', '"dtype": "u', "has an invalid cell"),
-    "strange type": ('"num_sms": 32', '"num_sms": "32"', "has an invalid cell"),
+    "strange kernel": ('"kernel":"', '"kernel":"magic', "has an invalid cell"),
+    "strange dtype": ('"dtype":"', '"dtype":"u', "has an invalid cell"),
+    "strange type": ('"num_sms":32', '"num_sms":"32"', "has an invalid cell"),
     "missing key": ('"num_sms"', '"sms"', "has an invalid cell"),
-    "unknown field": ('"config": {', '"config": {"crews": 2, ', "has an invalid cell"),
-    "no configuration": (r'"config": \{.*?\}', '"config": 3', "has an invalid cell"),
-    "no time": ('"us": 10.0', '"us": 0', "has an invalid cell"),
-    "a time of nothing": ('"us": 10.0', '"us": 1e-200', "has an invalid cell"),
+    "unknown field": ('"config":{', '"config":{"crews":2,', "has an invalid cell"),
+    "no configuration": (r'"config":\{.*?\}', '"config":3', "has an invalid cell"),
+    "no time": ('"us":10.0', '"us":0', "has an invalid cell"),
+    "a time of nothing": ('"us":10.0', '"us":1e-200', "has an invalid cell"),
     "foreign": ("H200", "A100", "was tuned on 'NVIDIA A100'"),
 }
 
