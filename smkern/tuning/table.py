@@ -164,9 +164,9 @@ class Table:
         return found
 
     def library_us(self, problem: GemmProblem, budget: Budget, config: GemmConfig) -> float | None:
-        """What the tuner measured of a library's kernel at these very rows, us; of others None.
+        """What the tuner measured of a library's kernel at these very rows, us; else None.
 
-        Theirs no cost model knows.
+        The cost model knows no library's tiles.
         """
         cell = self.cells.get(CellKey.of(problem, budget)) if config.kernel in LIBRARIES else None
         return cell.us if cell is not None and cell.config == config else None
