@@ -49,7 +49,7 @@ def test_a_profile_that_is_cut_tells_mixed_forwards(model: str, part: int) -> No
     cut = {cell.name for cell in cells[:part]}
     kept = [x.sample for x in profile.lines if x.cell in cut and not x.held_out]
     table = TablePredictor(timings_of(kept), profile.sizes, load_profile("h200"), profile.gemms)
-    assert accuracy(table, profile.held_out).solo["mixed"].mean < 0.05
+    assert accuracy(table, profile.held_out).solo["mixed"].mean < 0.055
 
 
 def test_steps_beside_prompts_have_all_lengths_where_memory_is_short() -> None:
