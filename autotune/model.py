@@ -24,6 +24,7 @@ from smkern.measure.options import parse_epilogue
 from smkern.measure.partitions import Place
 from smkern.models.config import ModelConfig
 from smkern.models.presets import presets
+from smkern.policies.chunk_size import QUANTUM
 from smkern.profile import Profile
 from smkern.tuning.config import GemmProblem
 
@@ -36,11 +37,11 @@ DECODE_ROWS = (1, 8, 16, 32, 64, 128, 256)
 PREFILL_ROWS = (512, 1024, 2048, 4096, 8192)
 MIXED_ROWS = tuple(
     rows
-    for rows in (*range(192, 1024, 64), *range(1152, 2048, 128))
+    for rows in (*range(3 * QUANTUM, 1024, QUANTUM), *range(1152, 2048, 2 * QUANTUM))
     if rows not in (*DECODE_ROWS, *PREFILL_ROWS)
 )
-"""A chunk of a prompt and the decode rows, one forward on the whole device: what fills whole tiles
-(`smkern.policies.chunk_size.QUANTUM`), as many as a limit leaves room for."""
+"""A chunk of a prompt and the decode rows, one forward on the whole device: multiples of what
+policies grow chunks by, as many as a limit leaves room for."""
 SIZES: Mapping[str, tuple[int, ...]] = {
     "gemm": (*DECODE_ROWS, *PREFILL_ROWS, *MIXED_ROWS),
     "gemm_fp8": (*DECODE_ROWS, *PREFILL_ROWS, *MIXED_ROWS),
