@@ -130,6 +130,7 @@ BLOCKS: dict[str, Block] = {
     "soak-table": _cells("server", server.soak_table),
     "engines-table": _cells("engines", engines.engines_table),
     "engines-alone": _cells("engines", engines.alone_table),
+    "engines-window": _cells("engines", engines.window_table),
     "ranks-sums": _cells("ranks", ranks.sums_table),
     "ranks-forwards": _cells("ranks", ranks.forwards_table),
     "ranks-served": _cells("ranks", ranks.served_table),

@@ -152,10 +152,10 @@ class Run:
             while not self.output.deadline.passed and (item := next(left, None)) is not None:
                 for cell in measure(item):
                     self.results.add(cell)
+                    if time.monotonic() - self._saved_s > SAVE_EVERY_S:
+                        self.save()
                 del item  # its operands go before the next ones are made
                 self.progress.advance(bar)
-                if time.monotonic() - self._saved_s > SAVE_EVERY_S:
-                    self.save()
         finally:
             self.save()
 

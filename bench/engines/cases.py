@@ -14,6 +14,14 @@ PROVIDERS = (VLLM, ATTENTION, LINEAR, OURS)
 
 SERVED, TRY = "served", "served_try"
 DECODE, PREFILL = "decode_alone", "prefill_alone"
+WINDOW, WINDOW_TRY = "window", "window_try"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """What vLLM's scheduler is told: tokens of a step, decode rows included."""
+
+    tokens: int
 
 
 def vllm_options(provider: str) -> dict[str, Any]:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from smkern.bench.engines.cases import ATTENTION, DECODE, LINEAR, OURS, PREFILL, SERVED, VLLM, Cell
+from smkern.bench.engines.cases import (
+    ATTENTION,
+    DECODE,
+    LINEAR,
+    OURS,
+    PREFILL,
+    SERVED,
+    VLLM,
+    WINDOW,
+    Cell,
+)
 from smkern.bench.rows import target_row
 
 TARGETS = {OURS: {"15ms": 1.9, "20ms": 1.4, "30ms": 1.2}, ATTENTION: {}, LINEAR: {}}
@@ -17,9 +27,8 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
 
     Whose 99th percentile missed the limit is told under `missed`; a target is met within it only.
     """
-    limits = [cell["case"]["limit"] for cell in cells if cell["case"]["name"] == SERVED]
     rows: dict[str, Any] = {}
-    for limit in sorted(set(limits), key=lambda text: float(text.removesuffix("ms"))):
+    for limit in _limits(cells, SERVED):
         for provider, targets in TARGETS.items():
             ours, stock = (_of(cells, x, SERVED, limit) for x in (provider, VLLM))
             row = _ratio(ours, stock, targets.get(limit))
@@ -34,7 +43,28 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
     rows["attention_prefill"] = _ratio(
         _of(cells, ATTENTION, PREFILL), _of(cells, VLLM, PREFILL), 1.0
     )
+    for limit in _limits(cells, WINDOW):
+        stock = next((x for x in _windows(cells, VLLM, limit)), None)
+        for cell in _windows(cells, OURS, limit):
+            case = cell["case"]
+            name = f"{case['policy']} {case['order']}"
+            rows[f"{case['trace']} {limit} {name}_over_vllm"] = _ratio(cell, stock, None)
     return rows
+
+
+def _limits(cells: Sequence[Cell], name: str) -> list[str]:
+    found = {cell["case"]["limit"] for cell in cells if cell["case"]["name"] == name}
+    return sorted(found, key=lambda text: float(text.removesuffix("ms")))
+
+
+def _windows(cells: Sequence[Cell], provider: str, limit: str) -> list[Cell]:
+    return [
+        cell
+        for cell in cells
+        if (cell["provider"], cell["case"]["name"], cell["case"].get("limit"))
+        == (provider, WINDOW, limit)
+        and not cell.get("error")
+    ]
 
 
 def _of(cells: Sequence[Cell], provider: str, name: str, limit: str | None = None) -> Cell | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,8 @@ from rich.progress import Progress
 from smkern.bench.engines.cases import OURS, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.tasks import OUR_S, STEPS, OurTasks, Task, vllm_tasks
+from smkern.bench.engines.window import window_tasks
+from smkern.bench.replay.grid import TRACES_OPTION
 from smkern.bench.results import Results
 from smkern.bench.rows import has_cell
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, known_names, suite_command
@@ -25,12 +28,24 @@ from smkern.measure.timing import first_line
 
 
 def measure_engine(
-    provider: str, load: EngineLoad, results: Results, output: Output, steps: int
-) -> int:
-    """Measure what the file lacks of one engine; how many tasks are left."""
+    provider: str, load: EngineLoad, results: Results, output: Output, steps: int,
+    window: tuple[str, Path] | None = None,
+) -> int:  # fmt: skip
+    """Measure what the file lacks of one engine; how many tasks are left.
+
+    Args:
+        provider: Who serves.
+        load: What it serves.
+        results: Gets the cells.
+        output: Where they are written, and until when to measure.
+        steps: Of a figure.
+        window: A trace and the folder of recorded ones: its goodput is measured instead.
+    """
     with ExitStack() as stack, Progress(auto_refresh=False) as progress:
         given: Iterator[Task] = (
-            OurTasks(load, stack, steps * OUR_S)
+            window_tasks(load, provider, *window, results, stack)
+            if window
+            else OurTasks(load, stack, steps * OUR_S)
             if provider == OURS
             else vllm_tasks(load, provider, results, steps)
         ).tasks()
@@ -74,12 +89,15 @@ def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
     click.option("--engines", default=None, help=f"Who serves, among: {','.join(PROVIDERS)}"),
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20,30"),
     click.option("--steps", type=int, default=STEPS, show_default=True, help="Of a figure."),
+    click.option("--window", default=None, help="Goodput of a trace's window instead, by name."),
+    TRACES_OPTION,
     TIME_LIMIT_OPTION,
     quick="Few steps a figure.",
 )
 def command(
-    output: Output, *, engines: str | None, limits: tuple[int, ...] | None, steps: int
-) -> None:
+    output: Output, *, engines: str | None, limits: tuple[int, ...] | None, steps: int,
+    window: str | None, traces_folder: Path,
+) -> None:  # fmt: skip
     """Measure prompt tokens a millisecond under TBT limits: vLLM's and smkern's, one load."""
     names = known_names(engines, PROVIDERS, "engine")
     device_info()  # without a GPU an error, before a file is made
@@ -89,8 +107,10 @@ def command(
     if len(names) > 1:
         more = ["--steps", str(steps), "--out", str(output.path)]
         more += ["--limits", ",".join(f"{limit:g}" for limit in load.limits_ms)]
+        more += ["--window", window, "--traces-folder", str(traces_folder)] if window else []
         each_by_itself(names, more)
         return
     results = output.open()
-    left = measure_engine(names[0], load, results, output, steps)
+    at = (window, traces_folder) if window else None
+    left = measure_engine(names[0], load, results, output, steps, at)
     conclude(results, output.path, left, of="tasks")

@@ -40,30 +40,12 @@ class VllmEngine:
     """
 
     def __init__(self, load: EngineLoad, **options: Any) -> None:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler is in this process
-        from vllm import LLM
-
-        config = preset(load.model)
         self.load, self.log = load, list[Step]()
-        if "attention_backend" in options:
-            register()  # where smkern is not installed, no entry point names it
-        given: dict[str, Any] = {
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "max_model_len": NO_BUDGET,
-            "max_num_batched_tokens": NO_BUDGET,
-            "max_num_seqs": 256,
-            "kv_cache_memory_bytes": CACHE_BYTES,
-            "gpu_memory_utilization": 0.3,  # what must be free before it starts, no more
-            "compilation_config": {"cudagraph_capture_sizes": [*CAPTURED]},
-            "seed": 0,
-        }
-        llm = LLM(str(write_config(config, load.model)), **given | options)
-        llm.apply_model(draw_weights)
-        self._engine = llm.llm_engine
-        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._engine = start_vllm(load.model, NO_BUDGET, CACHE_BYTES, **options)
+        self._scheduler = scheduler_of(self._engine)
         self._draw, self._numbers = Random(0), count()
-        self._vocab, self._meter = config.vocab_size, power_meter(torch.cuda.current_device())
+        self._vocab = preset(load.model).vocab_size
+        self._meter = power_meter(torch.cuda.current_device())
         self._own = [self._text(load.context) for _ in range(load.rows)]
         self._logged(self._scheduler)
 
@@ -123,22 +105,14 @@ class VllmEngine:
         return sum(x.num_computed_tokens >= context for x in self._scheduler.running)
 
     def _drain(self) -> None:
-        scheduler = self._scheduler
-        scheduler.max_num_scheduled_tokens = NO_BUDGET
-        ids = [x.request_id for x in (*scheduler.running, *scheduler.waiting)]
-        self._engine.abort_request(ids, internal=True)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+        self._scheduler.max_num_scheduled_tokens = NO_BUDGET
+        drain(self._engine)
 
     def _text(self, tokens: int) -> list[int]:
         return self._draw.choices(range(self._vocab), k=tokens)
 
     def _add(self, kind: str, ids: Sequence[int], new: int) -> None:
-        from vllm import SamplingParams
-
-        params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
-        name = f"{kind}{next(self._numbers)}"
-        self._engine.add_request(name, {"prompt_token_ids": list(ids)}, params)
+        add(self._engine, f"{kind}{next(self._numbers)}", ids, new)
 
     def _logged(self, scheduler: Any) -> None:
         """Have the scheduler note each step when its tokens have come."""
@@ -153,6 +127,62 @@ class VllmEngine:
             return made
 
         scheduler.update_from_output = noting
+
+
+def start_vllm(model: str, max_context: int, cache_bytes: int, **options: Any) -> Any:
+    """vLLM's engine of a preset's sizes, random weights, its core in this process.
+
+    Args:
+        model: A preset's name.
+        max_context: Tokens of a request.
+        cache_bytes: Of keys and values.
+        options: What else `vllm.LLM` takes.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler is in this process
+    from vllm import LLM
+
+    if "attention_backend" in options:
+        register()  # where smkern is not installed, no entry point names it
+    given: dict[str, Any] = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": max_context,
+        "max_num_batched_tokens": NO_BUDGET,
+        "max_num_seqs": 256,
+        "kv_cache_memory_bytes": cache_bytes,
+        "gpu_memory_utilization": 0.3,  # what must be free before it starts, no more
+        "compilation_config": {"cudagraph_capture_sizes": [*CAPTURED]},
+        "seed": 0,
+    }
+    llm = LLM(str(write_config(preset(model), model)), **given | options)
+    llm.apply_model(draw_weights)
+    return llm.llm_engine
+
+
+def scheduler_of(engine: Any) -> Any:
+    """The scheduler, whose token budget may be set between two steps."""
+    return engine.engine_core.engine_core.scheduler
+
+
+def add(engine: Any, name: str, ids: Sequence[int], new: int) -> None:
+    """Have a prompt served, so many tokens drawn behind it; outputs hold what is new alone."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )  # fmt: skip
+    engine.add_request(name, {"prompt_token_ids": list(ids)}, params)
+
+
+def drain(engine: Any) -> None:
+    """Abort all requests, and wait until nothing runs."""
+    scheduler = scheduler_of(engine)
+    ids = [x.request_id for x in (*scheduler.running, *scheduler.waiting)]
+    engine.abort_request(ids, internal=True)
+    while engine.has_unfinished_requests():
+        engine.step()
 
 
 def write_config(config: ModelConfig, name: str) -> Path:

@@ -81,8 +81,7 @@ class GpuSession:
         self._readings = Readings(meter)
 
     def lead_s(self, trace: Trace) -> float:
-        """Time in which all prompts are made and submitted."""
-        return 0.5 + SUBMIT_S * sum(request.prompt_tokens for request in trace.requests)
+        return making_s(trace)
 
     def now_us(self) -> float:
         return self._device.now_us()
@@ -105,6 +104,11 @@ class GpuSession:
         for _ in self.mux.run():
             pass
         self._executor.synchronize()
+
+
+def making_s(trace: Trace) -> float:
+    """Time in which all prompts are made and submitted, at most."""
+    return 0.5 + SUBMIT_S * sum(request.prompt_tokens for request in trace.requests)
 
 
 class Readings:

@@ -171,6 +171,7 @@ def specs(case: Case) -> list[str]:
 def goodput_cell(
     case: Case, how: How, *, spec: str = "", near_rps: float | None = None,
     least_rps: float = 0.0, server: Server | None = None,
+    make: Callable[[], Policy] | None = None,
 ) -> Cell | None:  # fmt: skip
     """The goodput of a case under one of its policy's settings.
 
@@ -182,6 +183,7 @@ def goodput_cell(
         least_rps: Of another setting; where this one does not keep a higher rate, None is returned
             after one replay.
         server: What serves; None: simulated.
+        make: Makes what decides in it; None: what `spec` names.
     """
     began = time.monotonic()
     server = server or simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy)
@@ -191,7 +193,7 @@ def goodput_cell(
     slo = Slo(BOUND_MS if case.tbt_slo_ms is None else case.tbt_slo_ms)
     if is_bound:
         trace, rate = trace.without_outputs(), 1.5 * rate
-    make = maker(case, spec, server)
+    make = make or maker(case, spec, server)
     if least_rps:
         drawn = trace.thinned(requests, how.seeds[0])
         timed = drawn.at_rate(BEATS * least_rps, how.arrivals, how.seeds[0])

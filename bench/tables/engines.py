@@ -51,6 +51,29 @@ def alone_table(cells: Iterable[dict[str, Any]]) -> str:
     return rows_or_none(["engine", "decode step, ms", "prompts alone, tokens/ms"], rows)
 
 
+def window_table(cells: Iterable[dict[str, Any]]) -> str:
+    """A row an engine, policy and order: the goodput of a trace's window, and what it was like."""
+    served = [cell for cell in cells if cell["case"]["name"] == "window" and "error" not in cell]
+    served.sort(key=lambda x: (_limit_ms(x), [*NAMES].index(x["provider"]), -x["value"]))
+    rows = [
+        [
+            f"{_limit_ms(cell):g} ms: {NAMES[cell['provider']]}, {_decides(cell)}",
+            f"{cell['value']:.1f}",
+            *(f"{cell['tbt_ms'][name]:.1f}" for name in ("p50", "p99")),
+            *(f"{cell['ttft_ms'][name]:.0f}" for name in ("p50", "p99")),
+        ]
+        for cell in served
+    ]
+    head = ["limit, engine", "requests/s", "TBT p50, ms", "p99", "TTFT p50, ms", "p99"]
+    return rows_or_none(head, rows)
+
+
+def _decides(cell: dict[str, Any]) -> str:
+    if "budget" in cell:
+        return f"{cell['budget']} tokens a step"
+    return f"`{cell['case']['policy']}`, `{cell['case']['order']}`"
+
+
 def _limit_ms(cell: dict[str, Any]) -> float:
     return float(cell["case"]["limit"].removesuffix("ms"))
 

@@ -1,0 +1,139 @@
+"""vLLM as what serves replays: requests given to it as they come, tokens as it hands them out."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+
+import smkern
+from smkern.bench.engines.cases import TokenBudget
+from smkern.bench.engines.vllm_engine import add, drain, scheduler_of, start_vllm
+from smkern.bench.power import PowerMeter, power_meter
+from smkern.bench.replay.gpu import Readings, making_s
+from smkern.latency.nearest import predictor_for
+from smkern.latency.predictor import Predictor
+from smkern.models import preset
+from smkern.replay import Served, Trace
+from smkern.replay.prompts import token_ids
+from smkern.replay.run import TokenTimes
+from smkern.runtime.handle import Output
+
+
+class VllmServer:
+    """Serves replays on one vLLM, whose token budget is the "policy" of a session.
+
+    Args:
+        model: A preset's name.
+        max_context: Tokens of a request.
+        kv_tokens: Size of its cache.
+        options: What else `vllm.LLM` takes.
+    """
+
+    def __init__(self, model: str, max_context: int, kv_tokens: int, **options: Any) -> None:
+        config = preset(model)
+        self.name = f"{model} in vLLM"
+        self.predictor: Predictor = predictor_for(
+            config
+        )  # a search begins at the same rate for all
+        self.num_sms, self.num_layers = smkern.device_info().num_sms, config.num_layers
+        self.kv_tokens, self.max_context = kv_tokens, max_context
+        self._vocab = config.vocab_size
+        cache_bytes = kv_tokens * config.kv_bytes_per_token
+        self._engine = start_vllm(model, max_context, cache_bytes, **options)
+        self._meter = power_meter(torch.cuda.current_device())
+
+    def open(self, policy: Any, *, keep: bool = False) -> VllmSession:
+        """A session under a `TokenBudget`, the cache empty."""
+        budget: TokenBudget = policy
+        scheduler_of(self._engine).max_num_scheduled_tokens = budget.tokens
+        self._engine.reset_prefix_cache()
+        return VllmSession(self._engine, self._vocab, self._meter)
+
+
+class VllmSession:
+    """One replay, in real time."""
+
+    def __init__(self, engine: Any, vocab_size: int, meter: PowerMeter | None) -> None:
+        self._engine, self._vocab = engine, vocab_size
+        self.mux: Any = Requests(engine, self.now_us)
+        self.times: TokenTimes | None = None
+        self.ahead: int | None = None
+        self._readings = Readings(meter)
+
+    def lead_s(self, trace: Trace) -> float:
+        return making_s(trace)
+
+    def now_us(self) -> float:
+        return 1e6 * time.perf_counter()
+
+    def prompt(self, trace: Trace, number: int) -> list[int]:
+        return token_ids(trace, number, self._vocab)
+
+    def close(self, served: Served, live: Sequence[int]) -> None:
+        """Abort what still runs, and wait until nothing does."""
+        served.about = self._readings.stop()
+        drain(self._engine)
+
+
+class Submitted(NamedTuple):
+    """A request's number."""
+
+    id: int
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A request that has not come yet."""
+
+    at_us: float
+    id: int
+    ids: Sequence[int]
+    new: int
+
+
+class Requests:
+    """What a replay asks of a runtime, on vLLM's engine.
+
+    Args:
+        engine: Its core in this process, a step launched ahead that hides the host's work.
+        now_us: The clock of arrivals.
+    """
+
+    def __init__(self, engine: Any, now_us: Any) -> None:
+        self._engine, self._now_us = engine, now_us
+        self._coming: deque[_Coming] = deque()
+        self._numbers = count()
+
+    def submit(
+        self, ids: Sequence[int], params: Any, *, arrival_us: float, deadline_ms: float
+    ) -> Submitted:
+        """Remember a request until it comes; vLLM knows no deadlines.
+
+        They are submitted in the order of their arrivals.
+        """
+        number = next(self._numbers)
+        self._coming.append(_Coming(arrival_us, number, ids, params.max_new_tokens))
+        return Submitted(number)
+
+    def run(self) -> Iterator[Output]:
+        """Tokens as a step hands them out, and None behind a request's last one."""
+        engine = self._engine
+        while self._coming or engine.has_unfinished_requests():
+            while self._coming and self._coming[0].at_us <= self._now_us():
+                came = self._coming.popleft()
+                add(engine, str(came.id), came.ids, came.new)
+            if not engine.has_unfinished_requests():
+                time.sleep(1e-6 * max(self._coming[0].at_us - self._now_us(), 0.0))
+                continue
+            for found in engine.step():
+                number = int(found.request_id)
+                for token in found.outputs[0].token_ids:
+                    yield Output(number, token)
+                if found.finished:
+                    yield Output(number, None)
