@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 import smkern
 from smkern.bench.engines.cases import TokenBudget
-from smkern.bench.engines.vllm_engine import add, drain, scheduler_of, start_vllm
+from smkern.bench.engines.vllm_engine import Vllm
 from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.replay.gpu import Readings, making_s
 from smkern.latency.nearest import predictor_for
@@ -45,23 +45,23 @@ class VllmServer:
         self.kv_tokens, self.max_context = kv_tokens, max_context
         self._vocab = config.vocab_size
         cache_bytes = kv_tokens * config.kv_bytes_per_token
-        self._engine = start_vllm(model, max_context, cache_bytes, **options)
+        self._vllm = Vllm(model, max_context, cache_bytes, **options)
         self._meter = power_meter(torch.cuda.current_device())
 
     def open(self, policy: Any, *, keep: bool = False) -> VllmSession:
         """A session under a `TokenBudget`, the cache empty."""
         budget: TokenBudget = policy
-        scheduler_of(self._engine).max_num_scheduled_tokens = budget.tokens
-        self._engine.reset_prefix_cache()
-        return VllmSession(self._engine, self._vocab, self._meter)
+        self._vllm.set_token_budget(budget.tokens)
+        self._vllm.forget_prefixes()
+        return VllmSession(self._vllm, self._vocab, self._meter)
 
 
 class VllmSession:
     """One replay, in real time."""
 
-    def __init__(self, engine: Any, vocab_size: int, meter: PowerMeter | None) -> None:
-        self._engine, self._vocab = engine, vocab_size
-        self.mux: Any = Requests(engine, self.now_us)
+    def __init__(self, vllm: Vllm, vocab_size: int, meter: PowerMeter | None) -> None:
+        self._vllm, self._vocab = vllm, vocab_size
+        self.mux: Any = Requests(vllm, self.now_us)
         self.times: TokenTimes | None = None
         self.ahead: int | None = None
         self._readings = Readings(meter)
@@ -76,9 +76,9 @@ class VllmSession:
         return token_ids(trace, number, self._vocab)
 
     def close(self, served: Served, live: Sequence[int]) -> None:
-        """Abort what still runs, and wait until nothing does."""
+        """Abort what still runs."""
         served.about = self._readings.stop()
-        drain(self._engine)
+        self._vllm.drain()
 
 
 class Submitted(NamedTuple):
@@ -97,16 +97,25 @@ class _Coming:
     new: int
 
 
+class Serving(Protocol):
+    """What `Requests` asks of vLLM."""
+
+    @property
+    def is_busy(self) -> bool: ...
+    def add(self, name: str, ids: Sequence[int], new: int) -> None: ...
+    def step(self) -> list[Any]: ...
+
+
 class Requests:
-    """What a replay asks of a runtime, on vLLM's engine.
+    """What a replay asks of a runtime, on vLLM.
 
     Args:
-        engine: Its core in this process, a step launched ahead that hides the host's work.
+        vllm: Serves.
         now_us: The clock of arrivals.
     """
 
-    def __init__(self, engine: Any, now_us: Any) -> None:
-        self._engine, self._now_us = engine, now_us
+    def __init__(self, vllm: Serving, now_us: Callable[[], float]) -> None:
+        self._vllm, self._now_us = vllm, now_us
         self._coming: deque[_Coming] = deque()
         self._numbers = count()
 
@@ -122,16 +131,20 @@ class Requests:
         return Submitted(number)
 
     def run(self) -> Iterator[Output]:
-        """Tokens as a step hands them out, and None behind a request's last one."""
-        engine = self._engine
-        while self._coming or engine.has_unfinished_requests():
+        """Tokens as a step hands them out, and None behind a request's last one.
+
+        A request that comes during a step is given to vLLM behind it: as its next step is then
+        begun, it waits for one more than from a thread of its own.
+        """
+        vllm = self._vllm
+        while self._coming or vllm.is_busy:
             while self._coming and self._coming[0].at_us <= self._now_us():
                 came = self._coming.popleft()
-                add(engine, str(came.id), came.ids, came.new)
-            if not engine.has_unfinished_requests():
+                vllm.add(str(came.id), came.ids, came.new)
+            if not vllm.is_busy:
                 time.sleep(1e-6 * max(self._coming[0].at_us - self._now_us(), 0.0))
                 continue
-            for found in engine.step():
+            for found in vllm.step():
                 number = int(found.request_id)
                 for token in found.outputs[0].token_ids:
                     yield Output(number, token)
