@@ -63,7 +63,7 @@ format: $(READY) ## ruff's formatter and its safe fixes
 	$(RUN) -m ruff check --fix $(SOURCES)
 	$(RUN) -m ruff format $(SOURCES)
 
-readme: $(READY) ## fill the tables of README.md and bench/results/README.md
+readme: $(READY) ## fill the tables of the pages that show results
 	$(RUN) -m smkern.bench.readme
 
 clean: ## drop the venv and the caches

@@ -1,4 +1,4 @@
-"""`smkern bench readme`: fill the tables of README.md and bench/results/README.md.
+"""`smkern bench readme`: fill the tables of the pages that show results.
 
 A block lies between `<!-- name -->` and `<!-- /name -->`; what is between them is replaced. The
 same results give the same text.
@@ -20,6 +20,7 @@ from smkern.bench.tables import (
     engines,
     fp8,
     gemm,
+    latency,
     models,
     operators,
     overview,
@@ -34,7 +35,7 @@ from smkern.errors import SmkernError
 
 H100 = "h100-80gb-hbm3"
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", FOLDER / "README.md")
+PAGES = (ROOT / "README.md", FOLDER / "README.md", ROOT / "docs" / "latency.md")
 
 Suites = Mapping[str, Results]
 Block = Callable[[Path, Suites], str]
@@ -66,6 +67,18 @@ def _beside(folder: Path, suites: Suites) -> str:
 def _of(gpu: str, block: Block) -> Block:
     """A block of another GPU's folder, beside this one."""
     return lambda folder, suites: block(folder.parent / gpu, _suites(folder.parent / gpu))
+
+
+def _on_both(table: Callable[[list[latency.Gpu]], str]) -> Block:
+    """A table of the latency cells of an H200 and an H100."""
+
+    def block(folder: Path, suites: Suites) -> str:
+        found = {"H200": suites, "H100": _suites(folder.parent / H100)}
+        return table(
+            [latency.Gpu(n, x["latency"].cells) for n, x in found.items() if "latency" in x]
+        )
+
+    return block
 
 
 def _pictures(pattern: str) -> Block:
@@ -131,6 +144,8 @@ BLOCKS: dict[str, Block] = {
     "engines-table": _cells("engines", engines.engines_table),
     "engines-alone": _cells("engines", engines.alone_table),
     "engines-window": _cells("engines", engines.window_table),
+    "latency-models": _on_both(latency.models_table),
+    "latency-ours": _on_both(latency.ours_table),
     "ranks-sums": _cells("ranks", ranks.sums_table),
     "ranks-forwards": _cells("ranks", ranks.forwards_table),
     "ranks-served": _cells("ranks", ranks.served_table),
@@ -189,7 +204,7 @@ def blocks_of(folder: Path) -> dict[str, str]:
 @click.option("--results", type=click.Path(path_type=Path), default=FOLDER / COMMITTED)
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if a page is out of date.")
 def command(pages: tuple[Path, ...], results: Path, check: bool) -> None:
-    """Fill the tables of README.md and bench/results/README.md from the committed results."""
+    """Fill the tables of the pages that show results from the committed ones."""
     old = [page.read_text(encoding="utf-8") for page in pages]
     stale = [
         (page, new)

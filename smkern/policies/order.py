@@ -16,12 +16,19 @@ from smkern.policies.snapshot import Waiting
 Order = Callable[[Waiting], float]
 """The key of a request that waits, us."""
 
-NO_DEADLINE_US = 1e7
-"""What a request without a deadline is given from its arrival on."""
+FIRST_TOKEN_US = 1e6
+FIRST_TOKEN_US_PER_TOKEN = 1e3
+"""A first token is wanted 1 s after its request came, or 1 ms for each prompt token where that is
+later: for 1,000 new tokens 1 s as in DRIFT, section 5.1; short prompts get 1 s here."""
 TOKEN_US = 20.0
 """About what a prompt's token takes on a whole device, where nobody says better."""
 PATIENCE = 10.0
 """Times a prompt's own time that `shortest` lets later ones go before it."""
+
+
+def first_token_us(tokens: int) -> float:
+    """Time from a request's arrival to when its first token is wanted, where nobody said."""
+    return max(FIRST_TOKEN_US, FIRST_TOKEN_US_PER_TOKEN * tokens)
 
 
 def fcfs(waiting: Waiting) -> float:
@@ -30,9 +37,9 @@ def fcfs(waiting: Waiting) -> float:
 
 
 def deadline(waiting: Waiting) -> float:
-    """Earliest deadline of the first token first."""
+    """Earliest deadline of the first token first; without one, as `FIRST_TOKEN_US` says."""
     if waiting.deadline_us == inf:
-        return waiting.arrival_us + NO_DEADLINE_US
+        return waiting.arrival_us + first_token_us(waiting.tokens)
     return waiting.deadline_us
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from smkern.errors import ArgumentError
+from smkern.policies.order import first_token_us
 from smkern.replay.trace import Trace
-
-LEAST_S = 1.0
-PER_TOKEN_S = 1e-3
 
 
 def new_tokens(trace: Trace, cache_tokens: int) -> list[int]:
@@ -52,8 +50,5 @@ def new_tokens(trace: Trace, cache_tokens: int) -> list[int]:
 
 
 def ttft_limits_s(trace: Trace, cache_tokens: int) -> list[float]:
-    """max(1 s, new tokens x 1 ms) of each request, in the trace's order.
-
-    Source: DRIFT section 5.1 sets 1 s for each 1,000 new tokens; short prompts get 1 s here.
-    """
-    return [max(LEAST_S, PER_TOKEN_S * new) for new in new_tokens(trace, cache_tokens)]
+    """`smkern.policies.order.first_token_us` of each request's new tokens, in the trace's order."""
+    return [1e-6 * first_token_us(new) for new in new_tokens(trace, cache_tokens)]

@@ -188,7 +188,10 @@ class Server:
                 f"{self._client.num_live} choices of {self._limits.max_choices} are under way: try "
                 "again later", status=503, code="overloaded", headers={"retry-after": "1"},
             )  # fmt: skip
-        generation = await self._client.generate(prompt_of, [_unstopped(x) for x in params])
+        generation = await self._client.generate(
+            prompt_of, [_unstopped(x) for x in params],
+            priority=-asked.priority, deadline_ms=asked.deadline_ms,
+        )  # fmt: skip
         choices = [
             Choice(self._tokenizer, prompt, how)
             for prompt, how in zip(prompt_of, params, strict=True)

@@ -145,9 +145,14 @@ class EngineClient:
         self._sender.shutdown(wait=False)
 
     async def generate(
-        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]
-    ) -> Generation:
+        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], *,
+        priority: int = 0, deadline_ms: float | None = None,
+    ) -> Generation:  # fmt: skip
         """Submit choices; returns once the engine has taken all of them.
+
+        Args:
+            prompts, params: A prompt each, and how tokens are drawn behind it.
+            priority, deadline_ms: Of all of them, see `Multiplexer.submit`.
 
         Raises:
             EngineError: one was refused, or the engine is gone; none runs.
@@ -157,7 +162,7 @@ class EngineClient:
         answers = []
         for index, (id_, prompt, how) in enumerate(zip(ids, prompts, params, strict=True)):
             self._readers[id_] = generation, index
-            answers.append(self._ask(Submit(id_, prompt, how)))
+            answers.append(self._ask(Submit(id_, prompt, how, priority, deadline_ms)))
         try:
             await asyncio.gather(*answers)
         except BaseException:

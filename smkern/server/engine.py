@@ -122,7 +122,10 @@ class EngineLoop:
 
     def _submit(self, message: Submit) -> None:
         try:
-            ours = self._mux.submit(message.prompt, message.params).id
+            ours = self._mux.submit(
+                message.prompt, message.params,
+                priority=message.priority, deadline_ms=message.deadline_ms,
+            ).id  # fmt: skip
         except SmkernError as error:
             if self._mux.dead is not None:
                 raise

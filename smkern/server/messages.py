@@ -19,11 +19,14 @@ class Submit:
         id: A number of the server's own.
         prompt: Its token ids.
         params: How to draw; no stop texts, which the server looks for.
+        priority, deadline_ms: As `Multiplexer.submit` takes them.
     """
 
     id: int
     prompt: list[int]
     params: SamplingParams
+    priority: int = 0
+    deadline_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

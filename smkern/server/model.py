@@ -64,7 +64,7 @@ class EngineOptions:
     model: str | ModelConfig
     policy: str = "adaptive"
     tbt_ms: float = 50.0
-    order: str = "fcfs"
+    order: str = "slack"
     table: Path | None = None
     device: str | None = None
     rungs: tuple[int, ...] = RUNGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from smkern.errors import RequestError
 from smkern.limits import shown
@@ -15,6 +15,7 @@ from smkern.server.messages import Ready
 
 MAX_CHOICES = 128
 """Prompts of a request times `n`."""
+MAX_PRIORITY = 2**31 - 1
 
 NEUTRAL = {
     "best_of": ("1",),
@@ -44,9 +45,10 @@ class StreamOptions(BaseModel):
 class Asked(BaseModel):
     """What both kinds of requests may say.
 
-    `top_k`, `min_p`, `stop_token_ids`, `ignore_eos` and `return_token_ids` are none of OpenAI's;
-    they are called as in vLLM. `user` and `metadata` are taken and not used, those in `NEUTRAL`
-    where they ask for nothing.
+    `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids` and `priority` are none of
+    OpenAI's; they are as in vLLM, where a lower priority is served first. `deadline_ms` is when the
+    first token is wanted, after the request came. `user` and `metadata` are taken and not used,
+    those in `NEUTRAL` where they ask for nothing.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -68,6 +70,8 @@ class Asked(BaseModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     return_token_ids: bool = False
+    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    deadline_ms: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     default_max_tokens: ClassVar[int | None] = None
     """None: as many as the context has room for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from smkern.errors import ArgumentError, SmkernError
 from smkern.kv import PagePool
 from smkern.policies import ORDERS, Order, Waiting
+from smkern.replay import Arrival, Trace
+from smkern.replay.limits import ttft_limits_s
 from smkern.runtime.request import Request
 from smkern.runtime.waiting_queue import SEEN, WaitingQueue
 from tests.runtime.policies import Scripted
@@ -46,7 +49,7 @@ def request_of(index: int, length: int = 8, **changes: Any) -> Request:
     ("order", "expected"),
     [
         ("fcfs", [3, 0, 1, 2]),
-        ("deadline", [3, 1, 2, 0]),  # one without a deadline is given 10 s
+        ("deadline", [3, 1, 2, 0]),  # one without a deadline is given 1 s
         ("shortest", [3, 2, 0, 1]),  # arrival + 200 us a token
         ("slack", [3, 1, 2, 0]),
     ],
@@ -58,6 +61,24 @@ def test_orders_by_hand(order: str, expected: list[int]) -> None:
     queue.add(request_of(2, 20, deadline_us=8000.0))
     queue.add(request_of(3, 39, priority=1, deadline_us=1e9))
     assert names(queue) == seen(queue) == expected
+
+
+@pytest.mark.parametrize("deadline", [False, True])
+def test_by_slack_short_prompts_pass_a_long_one_that_can_wait(deadline: bool) -> None:
+    """Without deadlines as with those that replays give requests."""
+    arrivals = (Arrival(0.0, 8000, 1), Arrival(1e-3, 900, 1), Arrival(2e-3, 2000, 1))
+    limits_s = ttft_limits_s(Trace("t", arrivals), 0)
+    assert limits_s == [8.0, 1.0, 2.0]
+    keys = [
+        ORDERS["slack"](
+            Waiting(
+                0, 1e6 * x.at_s, x.prompt_tokens,
+                deadline_us=1e6 * (x.at_s + limit_s) if deadline else inf,
+            )
+        )
+        for x, limit_s in zip(arrivals, limits_s, strict=True)
+    ]  # fmt: skip
+    assert keys == pytest.approx([8e6 - 160e3, 1.001e6 - 18e3, 2.002e6 - 40e3])
 
 
 def test_a_request_whose_view_changes_is_placed_anew() -> None:

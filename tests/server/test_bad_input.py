@@ -70,7 +70,9 @@ def test_bodies_that_are_none(server: Running, body: bytes, said: str) -> None:
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"presence_penalty": -1}, "presence_penalty"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"), ({"priority": 1.5}, "priority"),
+        ({"priority": 2**31}, "priority"), ({"deadline_ms": -1}, "deadline_ms"),
+        ({"deadline_ms": "soon"}, "deadline_ms"), ({"deadline_ms": 1e999}, "deadline_ms"),
     ],
 )  # fmt: skip
 def test_parameters_that_are_wrong_are_named(server, change, param) -> None:

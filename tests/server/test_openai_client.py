@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from smkern.models import SamplingParams
+from smkern.runtime.multiplexer import Multiplexer
 from tests.models.generation import Letters
 from tests.server.serving import NAME, Chatting, Running, running, with_tensors
 
@@ -121,6 +122,22 @@ def test_streamed_choices_are_kept_apart(server: Running) -> None:
         found[part.choices[0].index] += part.choices[0].token_ids
     for at, tokens in found.items():
         assert tuple(tokens) == drawn(IDS, 15, temperature=1.0, seed=1 + at)
+
+
+def test_priority_and_deadline_reach_the_runtime(server: Running, monkeypatch) -> None:
+    """A lower priority is served first, as in vLLM; in the runtime a higher one is."""
+    seen: list[dict[str, Any]] = []
+    submit = Multiplexer.submit
+
+    def noting(mux: Multiplexer, prompt: Any, params: Any, **how: Any) -> Any:
+        seen.append(how)
+        return submit(mux, prompt, params, **how)
+
+    monkeypatch.setattr(Multiplexer, "submit", noting)
+    complete(server, n=2, max_tokens=1, extra_body={"priority": 3, "deadline_ms": 250})
+    complete(server, max_tokens=1)
+    asked = {"priority": -3, "deadline_ms": 250.0}
+    assert seen == [asked, asked, {"priority": 0, "deadline_ms": None}]
 
 
 @pytest.mark.parametrize("content", ["hell", [{"type": "text", "text": "he"},
