@@ -83,7 +83,8 @@ def warmup(
         epilogues: GEMM epilogues: `Epilogue`s or their keys: "none", "bias", "bias+residual", …
         batch_invariant: `batch_invariant` of GEMMs: False, True or both.
         aligned: Whether tensors are 16-byte aligned; both, if some are not.
-        workers: Processes that compile; None: the CPUs that this process may use.
+        workers: Processes that compile; None: the CPUs that this process may use. Each imports the
+            script that runs: what that does belongs under `if __name__ == "__main__":`.
         progress: Draw a progress bar.
         device: Index of the GPU; None is the current one.
         tune: Measure where the model is unsure.
