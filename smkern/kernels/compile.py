@@ -5,11 +5,10 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.errors import ArgumentError, DeviceError
+from smkern.errors import DeviceError
 from smkern.tuning.constraints import shared_limit
 
 
@@ -79,9 +78,6 @@ def compile_all(
     """Run compilations into the disk caches with `workers` processes; results are dropped.
 
     `done(finished, total)` is called after each one.
-
-    Raises:
-        ArgumentError: a process ended early, by a script that it must not import or for memory.
     """
     if workers <= 1 or len(tasks) <= 1:
         for i, task in enumerate(tasks):
@@ -92,14 +88,7 @@ def compile_all(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
         for i, future in enumerate(as_completed(pool.submit(_run_only, t) for t in tasks)):
-            try:
-                future.result()
-            except BrokenProcessPool as error:
-                raise ArgumentError(
-                    f"workers={workers}: a process that compiles has ended early. Each imports the "
-                    "script that began it: put what it does under if __name__ == '__main__':, or "
-                    "compile here by workers=1; where memory is short give fewer"
-                ) from error
+            future.result()
             if done:
                 done(i + 1, len(tasks))
 

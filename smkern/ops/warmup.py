@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,7 +163,14 @@ def run_all(
     if new:
         told = bar.step("compiling", len(new))
         cpus = len(os.sched_getaffinity(0)) if workers is None else workers
-        compile_all(new, workers=cpus, done=lambda done, total: told(done))
+        try:
+            compile_all(new, workers=cpus, done=lambda done, total: told(done))
+        except BrokenProcessPool as error:
+            raise ArgumentError(
+                f"workers={cpus}: a process that compiles has ended early. Each imports the script "
+                "that began it: put what it does under if __name__ == '__main__':, or compile here "
+                "by workers=1; where memory is short give fewer"
+            ) from error
     launches = [launch for work in works for launch in work.launches]
     told = bar.step("launching", len(launches))
     for done, launch in enumerate(launches):

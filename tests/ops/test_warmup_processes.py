@@ -8,8 +8,12 @@ from pathlib import Path
 
 SCRIPT = """
 from functools import partial
-from smkern.kernels.compile import compile_all
-{guard}compile_all([partial(print, "one"), partial(print, "two")], workers=2)
+from types import SimpleNamespace
+from smkern.ops.warmup import run_all
+tasks = [partial(print, "one"), partial(print, "two")]
+work = SimpleNamespace(compile=tasks, launches=[], cells=[], choices=2, variants=2)
+bar = SimpleNamespace(step=lambda name, count: lambda done: None)
+{guard}run_all([work], 2, bar, 0.0)
 """
 
 
