@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, get_args
 
 from smkern.errors import ArgumentError
@@ -17,11 +18,13 @@ from smkern.policies.lateness import Lateness
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
 from smkern.policies.order import Order
 from smkern.policies.pricing import Chunks, Prices
+from smkern.policies.saturation import Saturation
 from smkern.policies.search import largest, least
 from smkern.policies.snapshot import Snapshot
 
-MAX_PREFILL_TOKENS = 2048
-"""New tokens of a batch of prompts beside decode steps: the last of it waits for all of it."""
+PREFILL_TOKENS = 2048
+"""New tokens of a batch of prompts beside decode steps, at least: the last of it waits for all of
+it. Where a model's prompts are computed faster in larger ones, experts above all, it has more."""
 LATE = 0.008
 """Share of tokens that may be late: p99 of all gaps stays under the limit, with a margin."""
 FIRST_AIMS = {"mixed": 0.92, "split": 0.87, "turns": 0.95}
@@ -42,6 +45,11 @@ SHORT = 1 / 3
 has joined and would be late behind both. Of Qwen3-30B-A3B it takes a fifth, as a chunk reads all
 experts: on Azure's code at 30 ms, an H100 simulated, 10.1 requests/s for 5.4. Steps of two thirds
 cost Qwen3-8B 1 to 3% on Azure's conversations."""
+JOINING = 0.95
+"""Share of the limit that those who join from a split may wait, as predicted."""
+SPENT = 0.2
+"""Part of what may still be late that one split may spend on those who join. With half of it tokens
+of short outputs were late in 1%, and with none Azure's conversations lost 8% at 15 ms."""
 ROOM_TO_GROW = 0.95
 """Share of the limit that a decode step may take when requests are admitted: its rows grow."""
 
@@ -59,7 +67,7 @@ class Plan:
         rung: SMs of the decode side, where it splits.
         step_us: Decode step, as predicted, with what runs before it in turns.
         chunk: New tokens of a mixed forward, at most.
-        hurry: Whether two steps of a split fit the limit, so that no request that joins is late.
+        most_us: What a step of a split may take for those who join.
     """
 
     mode: Mode
@@ -67,7 +75,7 @@ class Plan:
     rung: int | None
     step_us: float
     chunk: int = 0
-    hurry: bool = False
+    most_us: float = inf
 
 
 class Adaptive(BasePolicy):
@@ -83,7 +91,8 @@ class Adaptive(BasePolicy):
 
     A request that joins from a split waits for the step that runs, so its second token may be late:
     at most twice a step. With many tokens a request that is few of all; with short outputs it is
-    not, and then the split gets so many SMs that two steps fit the limit, or prompts go in chunks.
+    not, and the split gets so many SMs that only as many are late as may be, down to none where two
+    steps fit the limit; or prompts go in chunks.
     What is late is counted as it was handed out (`Lateness`), up to `late` of all tokens is
     spent, and the aim of each way follows its own steps, so predictions that are off by some
     percent, or a chip whose clock falls, cost speed rather than late tokens.
@@ -95,7 +104,8 @@ class Adaptive(BasePolicy):
         tbt_slo_ms: Limit of the time between two tokens, for p99 of all.
         ttft_slo_ms: First token of requests that have no deadline, for the order.
         order: In which requests wait.
-        max_prefill_tokens: New tokens of a batch beside decode steps.
+        max_prefill_tokens: New tokens of a batch beside decode steps. None: 2,048, or as many as
+            prompts need to be computed at their full rate, see `Saturation`.
         late: Share of tokens that may be late.
         modes: The ways that may be taken.
 
@@ -130,7 +140,7 @@ class Adaptive(BasePolicy):
         tbt_slo_ms: float | None = None,
         ttft_slo_ms: float | None = None,
         order: str | Order = "slack",
-        max_prefill_tokens: int = MAX_PREFILL_TOKENS,
+        max_prefill_tokens: int | None = None,
         late: float = LATE,
         modes: tuple[Mode, ...] = ("mixed", "split", "turns"),
     ) -> None:
@@ -139,17 +149,18 @@ class Adaptive(BasePolicy):
             raise ArgumentError(f"modes={modes!r}: give one or more of {get_args(Mode)}")
         settings = {"max_prefill_tokens": max_prefill_tokens}
         super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        self._saturation = Saturation(self._predictor)
         self._predictor = Corrected(self._predictor)
         self.lateness = Lateness(self._limits.tbt_us, late, FIRST_AIMS)
         self._limit_us = self._limits.tbt_us
         self._max_prefill_tokens = max_prefill_tokens
         self._modes = modes
         self._size = ChunkSize()
-        self._nearest = [0, 0]
-        """The rungs that splits took last, without hurry and with."""
+        self._nearest = 0
+        """The rung that a split took last."""
         self._mode: Mode = "mixed"
-        self._hurry = False
-        """Whether the split of the batch on its way has two steps within the limit."""
+        self._most_us = inf
+        """What a step beside the batch on its way may take for those of it who will join."""
         self._batch: tuple[Size, Size, float] | None = None
         """Prompts whose layers run beside decode, these steps, and since when."""
 
@@ -167,7 +178,7 @@ class Adaptive(BasePolicy):
             if snapshot.joining and snapshot.prefill_queued:
                 return Decision(reason="joining first")
             # Who comes meanwhile waits for all of it.
-            tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
+            tokens = self._batch_tokens(snapshot)
             return Decision(
                 prefill=ids_of(taken(batch, tokens)), chunk_tokens=tokens, reason="prompts alone"
             )
@@ -216,7 +227,7 @@ class Adaptive(BasePolicy):
 
     def _begin(self, snapshot: Snapshot, prices: Prices, batch: Batch) -> Decision:
         """The fastest way that keeps tokens in time; decode alone where none does."""
-        tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
+        tokens = self._batch_tokens(snapshot)
         chunks = tuple(chunks_of(batch, tokens))
         mixed = self._mixed(snapshot, prices, batch) if "mixed" in self._modes else None
         turns = None
@@ -226,9 +237,7 @@ class Adaptive(BasePolicy):
                 mixed = None  # it is such chunks that come late
         plans = [mixed, turns]
         if "split" in self._modes:
-            # Without the hurry it is faster, where its late tokens may be risked.
-            calm = self._split(snapshot, prices, chunks, hurry=False)
-            plans.append(calm or self._split(snapshot, prices, chunks, hurry=True))
+            plans.append(self._split(snapshot, prices, chunks))
         plan = max((x for x in plans if x is not None), key=lambda x: x.rate, default=None)
         if plan is None:
             why = f"decode alone: {len(batch)} prompts would make tokens late"
@@ -241,7 +250,7 @@ class Adaptive(BasePolicy):
             is_short = step_us <= SHORT * plan.step_us
             if joined and is_short and not self.lateness.allows(joined, snapshot.batch):
                 return self._alone(snapshot, "decode alone: who joined comes first")
-        self._mode, self._hurry = plan.mode, plan.hurry
+        self._mode, self._most_us = plan.mode, plan.most_us
         if plan.mode == "split":
             layers = snapshot.num_layers
             prompts = Size(tuple([Chunk(*chunk) for chunk in chunks]), layers, layers)
@@ -267,6 +276,14 @@ class Adaptive(BasePolicy):
             reason=why,
         )
 
+    def _batch_tokens(self, snapshot: Snapshot) -> int:
+        """New tokens of a batch of prompts."""
+        tokens = self._max_prefill_tokens
+        if tokens is None:
+            saturated = self._saturation.tokens(snapshot.num_layers, snapshot.num_sms)
+            tokens = max(PREFILL_TOKENS, saturated)
+        return min(tokens, snapshot.max_tokens)
+
     def _go_on(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Decision:
         """The next layers of the batch on its way."""
         left = layers_left(snapshot)
@@ -276,7 +293,8 @@ class Adaptive(BasePolicy):
             return Decision(layers=layers, reason="prompts alone")
         rung = None
         if self._mode == "split":
-            rung = self._rung(snapshot, prices, chunks, self._hurry, self._gone_us(snapshot))
+            most_us = min(self._most_us, self._aim_us("split")) - self._gone_us(snapshot)
+            rung = self._rung(snapshot, prices, chunks, most_us)
         layers = min(left, self._layers(snapshot, prices, chunks, rung))
         if rung is None:
             return Decision(layers=layers, reason="turns")
@@ -319,28 +337,31 @@ class Adaptive(BasePolicy):
             rate *= CHANGING
         return Plan("mixed", rate, None, us, chunk=tokens)
 
-    def _split(
-        self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool
-    ) -> Plan | None:
-        """A batch by layers beside decode steps; with `hurry`, of half the limit."""
-        rung = self._rung(snapshot, prices, chunks, hurry)
-        if rung is None:
-            return None
-        beside = snapshot.num_sms - rung
-        step_us = prices.step_beside_us(rung, chunks, beside)
-        us = prices.prompts_beside_us(chunks, beside, rung)
-        gaps = snapshot.batch * us / step_us
+    def _split(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
+        """A batch by layers beside decode steps, as long ones as those who join may wait for."""
+        aim_us, total = self._aim_us("split"), snapshot.num_sms
         is_cut = chunks[-1][0] < snapshot.waiting[len(chunks) - 1].tokens
-        # The rest of the step that runs when its prompt ends, at any moment of it, and the next.
-        late = (len(chunks) - is_cut) * min(max((2 * step_us - self._limit_us) / step_us, 0.0), 1.0)
-        if not self.lateness.allows(late, gaps):
-            return None
+        joining = len(chunks) - is_cut
+        most_us = inf
+        for _ in range(2):
+            rung = self._rung(snapshot, prices, chunks, min(most_us, aim_us))
+            if rung is None:
+                return None
+            step_us = prices.step_beside_us(rung, chunks, total - rung)
+            us = prices.prompts_beside_us(chunks, total - rung, rung)
+            if joining:
+                # Who joins waits for the rest of the step that runs when its prompt ends, at any
+                # moment of it, and for the next: (2 step - limit) / step of them are late.
+                share = SPENT * self.lateness.room(snapshot.batch * us / step_us) / joining
+                most_us = JOINING * self._limit_us / (2.0 - min(max(share, 0.0), 1.0))
+            if step_us <= most_us:
+                break
         if len(chunks) == len(snapshot.waiting) and not is_cut:
             us = max(us, step_us)  # with nothing behind them, the step keeps its side to its end
         rate = sum(new for new, _ in chunks) / us
         if snapshot.rung is None:
             rate *= CHANGING
-        return Plan("split", rate, rung, step_us, hurry=hurry)
+        return Plan("split", rate, rung, step_us, most_us=most_us)
 
     def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
         """A batch by layers between decode steps, on the whole device."""
@@ -357,22 +378,21 @@ class Adaptive(BasePolicy):
         return Plan("turns", rate, None, us)
 
     def _rung(
-        self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool, gone_us: float = 0.0
+        self, snapshot: Snapshot, prices: Prices, chunks: Chunks, most_us: float
     ) -> int | None:
-        """The smallest decode side whose step beside prompts keeps the limit; None: none does."""
-        aim_us = (self._aim_us("split") - gone_us) / (2 if hurry else 1)
+        """The smallest decode side whose step beside prompts takes no longer; None: none does."""
         rungs, total = snapshot.rungs, snapshot.num_sms
 
         def fits(index: int) -> bool:
             rung = rungs[index]
-            if prices.step_us(rung) > aim_us:
+            if prices.step_us(rung) > most_us:
                 return False
-            return prices.step_beside_us(rung, chunks, total - rung) <= aim_us
+            return prices.step_beside_us(rung, chunks, total - rung) <= most_us
 
         if not rungs:
             return None
-        found = least(fits, len(rungs), min(self._nearest[hurry], len(rungs) - 1))
+        found = least(fits, len(rungs), min(self._nearest, len(rungs) - 1))
         if found == len(rungs):
             return None
-        self._nearest[hurry] = found
+        self._nearest = found
         return rungs[found]

@@ -66,10 +66,14 @@ class Lateness:
         """Requests whose prompts have ended and that wait for their first step."""
         return sum(len(prompts.size.chunks) for prompts in self._joined)
 
+    def room(self, gaps: float) -> float:
+        """How many of so many gaps to come may be late."""
+        own = OWN * self._allowed * gaps
+        return max(own, self._allowed * (self._gaps + gaps) - self._late)
+
     def allows(self, late: float, gaps: float) -> bool:
         """Whether so many more late gaps among so many may be risked; none always may."""
-        few = late <= OWN * self._allowed * gaps
-        return few or self._late + late <= self._allowed * (self._gaps + gaps)
+        return late <= self.room(gaps)
 
     def see(self, ended: Iterable[Ended], num_sms: int) -> None:
         """Launches that ended since the last look.

@@ -62,8 +62,9 @@ def test_a_short_prompt_with_none_behind_it_goes_with_the_step() -> None:
     # forward of both.
     policy = adaptive(15.5)
     assert policy.decide(replace(NOW, waiting=waiting(200))).reason.startswith("mixed: step 13.0")
+    # With more behind it the step may end later; four at a time join, and more SMs make fewer late.
     many = replace(NOW, waiting=waiting(*[200] * 20))
-    assert policy.decide(many).rung == 24
+    assert policy.decide(many).rung == 32
 
 
 def late(policy: Adaptive, rows: int) -> None:
