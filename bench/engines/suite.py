@@ -18,6 +18,7 @@ from smkern.bench.engines.cases import OURS, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.tasks import OUR_S, STEPS, OurTasks, Task, vllm_tasks
 from smkern.bench.engines.window import window_tasks
+from smkern.bench.replay.cases import checked_traces, trace_named
 from smkern.bench.replay.grid import TRACES_OPTION
 from smkern.bench.results import Results
 from smkern.bench.rows import has_cell
@@ -100,6 +101,8 @@ def command(
 ) -> None:  # fmt: skip
     """Measure prompt tokens a millisecond under TBT limits: vLLM's and smkern's, one load."""
     names = known_names(engines, PROVIDERS, "engine")
+    if window:
+        trace_named(*checked_traces([window]), traces_folder)  # there, before minutes of loading
     device_info()  # without a GPU an error, before a file is made
     steps = 64 if output.quick else steps
     load = EngineLoad()

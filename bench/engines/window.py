@@ -29,7 +29,7 @@ from smkern.replay import Sizes
 from smkern.replay.run import Server
 from smkern.server import RUNGS
 
-START_BUDGETS = {15.0: 208, 20.0: 400, 30.0: 768}
+START_BUDGETS = {15.0: 208, 20.0: 480, 30.0: 768}
 """By the limit, ms, where a search begins."""
 OTHER_BUDGET = 512
 STEPS = (64, 32, 16)

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from smkern.bench.engines import vllm_server, window
+from smkern.bench.engines import suite, vllm_server, window
 from smkern.bench.engines.cases import OURS, VLLM, EngineLoad
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.vllm_server import Requests
@@ -18,7 +19,9 @@ from smkern.bench.engines.window import WindowTasks
 from smkern.bench.replay.cases import Case
 from smkern.bench.replay.measure import How
 from smkern.bench.results import Results
+from smkern.bench.suite import UnknownNameError
 from smkern.bench.tables.engines import window_table
+from smkern.errors import TraceError
 from smkern.models import SamplingParams
 
 LOAD = EngineLoad(limits_ms=(20,))
@@ -101,7 +104,7 @@ def results(monkeypatch) -> Results:
 def test_the_best_budget_is_searched_and_its_neighbours_within_16_are_not_better(results) -> None:
     (best,) = (x for x in results.cells if x["case"]["policy"] == "vllm")
     tried = {x["budget"]: x["value"] for x in results.cells if x["case"]["name"] == "window_try"}
-    assert list(tried) == [400, 464, 336, 432, 368, 416, 384]
+    assert list(tried) == [480, 544, 416, 352, 448, 384, 432, 400]
     assert (best["budget"], best["value"]) == (400, 8.0)
 
 
@@ -126,3 +129,12 @@ def test_ratios_and_the_table_name_policy_and_order(results) -> None:
         "| 20 ms: smkern's `Multiplexer`, `adaptive`, `slack` | 9.0 | 12.5 | 19.5 | 12 | 20 |",
         "| 20 ms: smkern's `Multiplexer`, `chunked`, `fcfs` | 9.0 | 12.5 | 19.5 | 12 | 20 |",
     ]
+
+
+@pytest.mark.parametrize("trace", ["azure-poems", "azure-code"])
+def test_a_trace_that_is_not_there_is_named_before_anything_is_loaded(tmp_path, trace) -> None:
+    given = ["--window", trace, "--traces-folder", str(tmp_path), "--out", str(tmp_path / "x.json")]
+    found = CliRunner().invoke(suite.command, given)
+    assert isinstance(found.exception, UnknownNameError | TraceError)
+    assert "azure" in str(found.exception)
+    assert not (tmp_path / "x.json").exists()
