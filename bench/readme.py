@@ -73,9 +73,9 @@ def _on_both(table: Callable[[list[latency.Gpu]], str]) -> Block:
     """A table of the latency cells of an H200 and an H100."""
 
     def block(folder: Path, suites: Suites) -> str:
-        found = {"H200": suites, "H100": _suites(folder.parent / H100)}
+        paths = {"H200": folder / "latency.json", "H100": folder.parent / H100 / "latency.json"}
         return table(
-            [latency.Gpu(n, x["latency"].cells) for n, x in found.items() if "latency" in x]
+            [latency.Gpu(x, load_results(at).cells) for x, at in paths.items() if at.exists()]
         )
 
     return block

@@ -44,8 +44,8 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
         _of(cells, ATTENTION, PREFILL), _of(cells, VLLM, PREFILL), 1.0
     )
     for limit in _limits(cells, WINDOW):
-        stock = next((x for x in _windows(cells, VLLM, limit)), None)
-        for cell in _windows(cells, OURS, limit):
+        stock = next(iter(_measured(cells, VLLM, WINDOW, limit)), None)
+        for cell in _measured(cells, OURS, WINDOW, limit):
             case = cell["case"]
             name = f"{case['policy']} {case['order']}"
             rows[f"{case['trace']} {limit} {name}_over_vllm"] = _ratio(cell, stock, None)
@@ -57,25 +57,19 @@ def _limits(cells: Sequence[Cell], name: str) -> list[str]:
     return sorted(found, key=lambda text: float(text.removesuffix("ms")))
 
 
-def _windows(cells: Sequence[Cell], provider: str, limit: str) -> list[Cell]:
+def _measured(cells: Sequence[Cell], provider: str, name: str, limit: str | None) -> list[Cell]:
     return [
-        cell
-        for cell in cells
-        if (cell["provider"], cell["case"]["name"], cell["case"].get("limit"))
-        == (provider, WINDOW, limit)
-        and not cell.get("error")
-    ]
-
-
-def _of(cells: Sequence[Cell], provider: str, name: str, limit: str | None = None) -> Cell | None:
-    """A provider's cell; of several the best of those that kept the limit, if there are any."""
-    found = [
         cell
         for cell in cells
         if (cell["provider"], cell["case"]["name"], cell["case"].get("limit"))
         == (provider, name, limit)
         and not cell.get("error")
     ]
+
+
+def _of(cells: Sequence[Cell], provider: str, name: str, limit: str | None = None) -> Cell | None:
+    """A provider's cell; of several the best of those that kept the limit, if there are any."""
+    found = _measured(cells, provider, name, limit)
     kept = [x for x in found if limit is None or x["tbt_p99_ms"] <= float(limit[:-2])]
     return max(kept or found, key=lambda cell: float(cell["value"]), default=None)
 

@@ -116,7 +116,6 @@ class VllmEngine:
         self._vocab = preset(load.model).vocab_size
         self._meter = power_meter(torch.cuda.current_device())
         self._own = [self._text(load.context) for _ in range(load.rows)]
-        self._vllm.taken_steps()
 
     def watch(self, budget: int | None, steps: int) -> Steps:
         """Have all rows decode for so many steps, prompts beside them if there is a budget.

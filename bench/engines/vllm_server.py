@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -15,13 +15,11 @@ import smkern
 from smkern.bench.engines.cases import TokenBudget
 from smkern.bench.engines.vllm_engine import Vllm
 from smkern.bench.power import PowerMeter, power_meter
-from smkern.bench.replay.gpu import Readings, making_s
+from smkern.bench.replay.gpu import RealSession
 from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
 from smkern.models import preset
-from smkern.replay import Served, Trace
-from smkern.replay.prompts import token_ids
-from smkern.replay.run import TokenTimes
+from smkern.replay import Served
 from smkern.runtime.handle import Output
 
 
@@ -38,9 +36,8 @@ class VllmServer:
     def __init__(self, model: str, max_context: int, kv_tokens: int, **options: Any) -> None:
         config = preset(model)
         self.name = f"{model} in vLLM"
-        self.predictor: Predictor = predictor_for(
-            config
-        )  # a search begins at the same rate for all
+        # By it a search begins at the same rate as smkern's.
+        self.predictor: Predictor = predictor_for(config)
         self.num_sms, self.num_layers = smkern.device_info().num_sms, config.num_layers
         self.kv_tokens, self.max_context = kv_tokens, max_context
         self._vocab = config.vocab_size
@@ -56,24 +53,16 @@ class VllmServer:
         return VllmSession(self._vllm, self._vocab, self._meter)
 
 
-class VllmSession:
+class VllmSession(RealSession):
     """One replay, in real time."""
 
     def __init__(self, vllm: Vllm, vocab_size: int, meter: PowerMeter | None) -> None:
-        self._vllm, self._vocab = vllm, vocab_size
+        super().__init__(vocab_size, meter)
+        self._vllm = vllm
         self.mux: Any = Requests(vllm, self.now_us)
-        self.times: TokenTimes | None = None
-        self.ahead: int | None = None
-        self._readings = Readings(meter)
-
-    def lead_s(self, trace: Trace) -> float:
-        return making_s(trace)
 
     def now_us(self) -> float:
         return 1e6 * time.perf_counter()
-
-    def prompt(self, trace: Trace, number: int) -> list[int]:
-        return token_ids(trace, number, self._vocab)
 
     def close(self, served: Served, live: Sequence[int]) -> None:
         """Abort what still runs."""
@@ -81,15 +70,9 @@ class VllmSession:
         self._vllm.drain()
 
 
-class Submitted(NamedTuple):
-    """A request's number."""
-
-    id: int
-
-
-@dataclass(slots=True)
-class _Coming:
-    """A request that has not come yet."""
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A request that has not come yet, and its number."""
 
     at_us: float
     id: int
@@ -116,19 +99,19 @@ class Requests:
 
     def __init__(self, vllm: Serving, now_us: Callable[[], float]) -> None:
         self._vllm, self._now_us = vllm, now_us
-        self._coming: deque[_Coming] = deque()
+        self._coming: deque[Coming] = deque()
         self._numbers = count()
 
     def submit(
         self, ids: Sequence[int], params: Any, *, arrival_us: float, deadline_ms: float
-    ) -> Submitted:
+    ) -> Coming:
         """Remember a request until it comes; vLLM knows no deadlines.
 
         They are submitted in the order of their arrivals.
         """
-        number = next(self._numbers)
-        self._coming.append(_Coming(arrival_us, number, ids, params.max_new_tokens))
-        return Submitted(number)
+        coming = Coming(arrival_us, next(self._numbers), ids, params.max_new_tokens)
+        self._coming.append(coming)
+        return coming
 
     def run(self) -> Iterator[Output]:
         """Tokens as a step hands them out, and None behind a request's last one.

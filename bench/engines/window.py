@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -51,7 +51,7 @@ class WindowTasks:
         trace: A name of `smkern replay`'s, or a path.
         folder: Where recorded traces lie.
         results: Has the tries of earlier runs.
-        server: Makes what serves, when the first task needs it.
+        server: What serves; called when a task needs it, made once.
         seconds, least: Length of a replay, and its requests at least.
         precision: Of a goodput, as a share.
     """
@@ -65,7 +65,6 @@ class WindowTasks:
     seconds: float = 30.0
     least: int = 600
     precision: float = 0.04
-    _made: list[Server] = field(default_factory=list)
 
     def tasks(self) -> Iterator[Task]:
         under = self._ours if self.provider == OURS else self._vllms
@@ -114,14 +113,12 @@ class WindowTasks:
         self, name: str, limit_ms: float, order: str, policy: str, *, near_rps: float | None,
         least_rps: float = 0.0, make: Callable[[], Policy] | None = None,
     ) -> Cell:  # fmt: skip
-        if not self._made:
-            self._made.append(self.server())
         case = Case(self.load.model, self.trace, limit_ms, order, policy)
         how = How(
             seconds=self.seconds, least=self.least, precision=self.precision, folder=self.folder
         )
         found = goodput_cell(
-            case, how, spec=policy, near_rps=near_rps, least_rps=least_rps, server=self._made[0],
+            case, how, spec=policy, near_rps=near_rps, least_rps=least_rps, server=self.server(),
             make=make,
         )  # fmt: skip
         cell = self._case(name, limit_ms, order, policy)
@@ -136,7 +133,8 @@ def window_tasks(
 ) -> WindowTasks:
     """Tasks of an engine on a trace; `stack` closes the engine."""
 
-    def make() -> Server:
+    @cache
+    def server() -> Server:
         if provider == OURS:
             from smkern.bench.replay.gpu import open_server
 
@@ -144,8 +142,8 @@ def window_tasks(
             return stack.enter_context(open_server(load.model, RUNGS, sizes=sizes))
         from smkern.bench.engines.vllm_server import VllmServer
 
-        server = VllmServer(load.model, MAX_CONTEXT, KV_TOKENS, **vllm_options(provider))
+        made = VllmServer(load.model, MAX_CONTEXT, KV_TOKENS, **vllm_options(provider))
         stack.enter_context(frozen())
-        return server
+        return made
 
-    return WindowTasks(load, provider, trace, folder, results, make)
+    return WindowTasks(load, provider, trace, folder, results, server)

@@ -64,30 +64,43 @@ class GpuServer:
         return GpuSession(self._executor, policy, self._meter)
 
 
-class GpuSession:
-    """One replay on the GPU, in real time."""
+class RealSession:
+    """What replays in real time share: prompts of random tokens, made and submitted beforehand.
 
-    def __init__(self, executor: ModelExecutor, policy: Policy, meter: PowerMeter | None) -> None:
-        device = executor.device
-        timeline = smkern.Timeline(device.num_sms, clock=device.now_us, capacity=KEPT)
-        self.mux = smkern.Multiplexer(executor, policy=policy, timeline=timeline)
+    Args:
+        vocab_size: Of the model.
+        meter: Reads the chip's clock and power; None: nothing does.
+    """
+
+    def __init__(self, vocab_size: int, meter: PowerMeter | None) -> None:
         self.times: TokenTimes | None = None
         self.ahead: int | None = None
-        self._device = device
-        self._vocab = executor.config.vocab_size
-        self._before = smkern.counters().compilations
-        self._missed = set(executor.graphs.missed)
-        self._executor = executor
+        self._vocab = vocab_size
         self._readings = Readings(meter)
 
     def lead_s(self, trace: Trace) -> float:
-        return making_s(trace)
-
-    def now_us(self) -> float:
-        return self._device.now_us()
+        """Time in which all prompts are made and submitted."""
+        return 0.5 + SUBMIT_S * sum(request.prompt_tokens for request in trace.requests)
 
     def prompt(self, trace: Trace, number: int) -> list[int]:
         return token_ids(trace, number, self._vocab)
+
+
+class GpuSession(RealSession):
+    """One replay on the GPU, in real time."""
+
+    def __init__(self, executor: ModelExecutor, policy: Policy, meter: PowerMeter | None) -> None:
+        super().__init__(executor.config.vocab_size, meter)
+        device = executor.device
+        timeline = smkern.Timeline(device.num_sms, clock=device.now_us, capacity=KEPT)
+        self.mux = smkern.Multiplexer(executor, policy=policy, timeline=timeline)
+        self._device = device
+        self._before = smkern.counters().compilations
+        self._missed = set(executor.graphs.missed)
+        self._executor = executor
+
+    def now_us(self) -> float:
+        return self._device.now_us()
 
     def close(self, served: Served, live: Sequence[int]) -> None:
         """Cancel what still runs, and wait until the device is idle."""
@@ -104,11 +117,6 @@ class GpuSession:
         for _ in self.mux.run():
             pass
         self._executor.synchronize()
-
-
-def making_s(trace: Trace) -> float:
-    """Time in which all prompts are made and submitted, at most."""
-    return 0.5 + SUBMIT_S * sum(request.prompt_tokens for request in trace.requests)
 
 
 class Readings:

@@ -16,6 +16,8 @@ KINDS = (
     ("prompts beside decode", "beside_mape", "prefill"),
 )
 
+FIGURES = ("solo_mape", "beside_mape", "guard_coverage", "guard_over")
+
 
 class Gpu(NamedTuple):
     """A GPU's cells, and what a column calls it."""
@@ -58,9 +60,6 @@ def ours_table(gpus: Iterable[Gpu]) -> str:
             )
     head = ["model", *(title for title, *_ in KINDS), "within the guard", "guard above"]
     return rows_or_none(head, rows)
-
-
-FIGURES = ("solo_mape", "beside_mape", "guard_coverage", "guard_over")
 
 
 def _key(cell: dict[str, Any]) -> tuple[str, str, str]:

@@ -353,7 +353,7 @@ class Adaptive(BasePolicy):
                 # Who joins waits for the rest of the step that runs when its prompt ends, at any
                 # moment of it, and for the next: (2 step - limit) / step of them are late.
                 share = SPENT * self.lateness.room(snapshot.batch * us / step_us) / joining
-                most_us = JOINING * self._limit_us / (2.0 - min(max(share, 0.0), 1.0))
+                most_us = JOINING * self._limit_us / (2.0 - min(share, 1.0))
             if step_us <= most_us:
                 break
         if len(chunks) == len(snapshot.waiting) and not is_cut:
