@@ -37,9 +37,12 @@ COMMITTED = gpu_folder("NVIDIA H200")
 _SUITE = re.compile(r"\bbench[ .]([a-z][a-z0-9-]*)")
 _JOINED = {"replay-confirm": "replay", "append": "ops"}
 """Suites that add to another's file; that of the append is a part of it now."""
-_SUMMARIES = {
-    "gemm": "gemm_rows", "attention": "attention.rows", "ops": "ops.rows", "model": "model.rows",
-    "runtime": "runtime.rows", "replay": "replay.rows", "ranks": "ranks.rows",
+SUMMARIES = {
+    "attention": "attention.rows", "ceilings": "ceiling_rows", "cliffs": "cliffs",
+    "cutlass": "cutlass", "engines": "engines.rows", "fp8": "fp8_rows", "gemm": "gemm_rows",
+    "host": "host_cost", "layouts": "attention.layouts", "model": "model.rows", "ops": "ops.rows",
+    "partitions": "partition_rows", "power": "prompt_power_rows", "ranks": "ranks.rows",
+    "replay": "replay.rows", "runtime": "runtime.rows", "server": "server", "untuned": "untuned",
 }  # fmt: skip
 """What makes the rows of a suite's merged file."""
 REMEDY = "delete it, or measure into another file with --out"
@@ -220,11 +223,10 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
     merged = Results()
     for part in parts:
         merged.merge(load_results(part))
-    suites = _suites(merged.meta) or set(_SUMMARIES)
     with reading(Path(" and ".join(map(str, parts)))):
         renew(merged)
-        for suite in sorted(suites & set(_SUMMARIES)):
-            rows = import_module(f"smkern.bench.{_SUMMARIES[suite]}")
+        for suite in sorted(_suites(merged.meta) & set(SUMMARIES)):
+            rows = import_module(f"smkern.bench.{SUMMARIES[suite]}")
             merged.summary |= rows.summarize(merged.cells)
     merged.save(out)
     click.echo(f"{len(merged.by_key)} cells in {out}")

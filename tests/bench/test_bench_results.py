@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from smkern.bench.results import (
     COMMITTED,
     FOLDER,
+    SUMMARIES,
     Results,
     ResultsError,
     cell_key,
@@ -149,8 +150,10 @@ def test_files_of_different_suites_are_refused():
 
 
 def test_merge_command(tmp_path):
+    meta = META | {"command": "python -m smkern bench gemm"}
     for name, m in (("a", 64), ("b", 128)):
-        filled(cell(m=m, vs_cublas=1.2), cell("cublas", m=m)).save(tmp_path / f"{name}.json")
+        part = filled(cell(m=m, vs_cublas=1.2), cell("cublas", m=m), meta=meta)
+        part.save(tmp_path / f"{name}.json")
     out = tmp_path / "out.json"
     parts = [str(tmp_path / f"{name}.json") for name in "ab"]
     ran = CliRunner().invoke(command, [*parts, "--out", str(out)])
@@ -160,9 +163,7 @@ def test_merge_command(tmp_path):
     assert merged.summary["geomean_vs_cublas"]["smkern"]["value"] == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize(
-    "suite", ["gemm", "attention", "ops", "model", "runtime", "replay", "ranks"]
-)
+@pytest.mark.parametrize("suite", SUMMARIES)
 def test_a_committed_file_has_the_rows_of_its_cells(tmp_path, suite):
     path, out = FOLDER / COMMITTED / f"{suite}.json", tmp_path / "out.json"
     ran = CliRunner().invoke(command, [str(path), "--out", str(out)])
