@@ -17,6 +17,12 @@ DECODE, PREFILL = "decode_alone", "prefill_alone"
 WINDOW, WINDOW_TRY = "window", "window_try"
 
 
+LIMITS_MS: dict[str, tuple[float, ...]] = {
+    "qwen3-8b": (15, 20, 30), "qwen3-32b": (40, 60), "qwen3-30b-a3b": (30, 40),
+}  # fmt: skip
+"""Models that are served, and their limits where none are named."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     """What vLLM's scheduler is told: tokens of a step, decode rows included."""
@@ -49,7 +55,7 @@ class EngineLoad:
     context: int = 2048
     prompt: int = 4096
     limits_ms: tuple[float, ...] = (15, 20, 30)
-    budgets: tuple[int, ...] = tuple(range(112, 1025, 16))
+    budgets: tuple[int, ...] = tuple(range(112, 2049, 16))
 
     def cell(self, name: str, provider: str, value: float, unit: str, **more: Any) -> Cell:
         """A cell of the results; `more` is what else its case says."""

@@ -7,14 +7,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.progress import Progress
 
-from smkern.bench.engines.cases import OURS, PROVIDERS, Cell, EngineLoad
+from smkern.bench.engines.cases import LIMITS_MS, OURS, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.tasks import OUR_S, STEPS, OurTasks, Task, vllm_tasks
 from smkern.bench.engines.window import window_tasks
@@ -50,7 +49,10 @@ def measure_engine(
             if provider == OURS
             else vllm_tasks(load, provider, results, steps)
         ).tasks()
-        wanted = iter([x for x in given if not has_cell(results.cells, provider, _case_of(x[0]))])
+        of = {"model": load.model}
+        wanted = iter(
+            [x for x in given if not has_cell(results.cells, provider, _case_of(x[0]) | of)]
+        )
 
         def measure(task: Task) -> Iterator[Cell]:
             began = time.monotonic()
@@ -88,6 +90,7 @@ def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
 @suite_command(
     "engines",
     click.option("--engines", default=None, help=f"Who serves, among: {','.join(PROVIDERS)}"),
+    click.option("--model", type=click.Choice([*LIMITS_MS]), default="qwen3-8b", show_default=True),
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20,30"),
     click.option("--steps", type=int, default=STEPS, show_default=True, help="Of a figure."),
     click.option("--window", default=None, help="Goodput of a trace's window instead, by name."),
@@ -96,8 +99,8 @@ def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
     quick="Few steps a figure.",
 )
 def command(
-    output: Output, *, engines: str | None, limits: tuple[int, ...] | None, steps: int,
-    window: str | None, traces_folder: Path,
+    output: Output, *, engines: str | None, model: str, limits: tuple[int, ...] | None,
+    steps: int, window: str | None, traces_folder: Path,
 ) -> None:  # fmt: skip
     """Measure prompt tokens a millisecond under TBT limits: vLLM's and smkern's, one load."""
     names = known_names(engines, PROVIDERS, "engine")
@@ -105,10 +108,9 @@ def command(
         trace_named(*checked_traces([window]), traces_folder)  # there, before minutes of loading
     device_info()  # without a GPU an error, before a file is made
     steps = 64 if output.quick else steps
-    load = EngineLoad()
-    load = replace(load, limits_ms=tuple(limits)) if limits else load
+    load = EngineLoad(model, limits_ms=tuple(limits or LIMITS_MS[model]))
     if len(names) > 1:
-        more = ["--steps", str(steps), "--out", str(output.path)]
+        more = ["--model", model, "--steps", str(steps), "--out", str(output.path)]
         more += ["--limits", ",".join(f"{limit:g}" for limit in load.limits_ms)]
         more += ["--window", window, "--traces-folder", str(traces_folder)] if window else []
         each_by_itself(names, more)

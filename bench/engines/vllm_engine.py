@@ -24,8 +24,8 @@ NO_BUDGET = 8192
 """Tokens of a step where none is set: several prompts at once."""
 SETTLE = 8
 """Steps that do not count, after the rows have begun and after prompts have come beside them."""
-CACHE_BYTES = 26 << 30
-"""Room for 64 rows of 2,200 tokens of an 8B model, and for two prompts."""
+KV_TOKENS = 190_000
+"""Room for 64 rows of 2,800 tokens, and for two prompts."""
 CAPTURED = (1, 2, 4, 8, 16, 32, *range(64, 513, 16))
 """Tokens of the steps that CUDA graphs are captured for: the budgets that are tried among them."""
 
@@ -36,28 +36,29 @@ class Vllm:
     Args:
         model: A preset's name.
         max_context: Tokens of a request.
-        cache_bytes: Of keys and values.
+        kv_tokens: Size of its cache.
         options: What else `vllm.LLM` takes.
     """
 
-    def __init__(self, model: str, max_context: int, cache_bytes: int, **options: Any) -> None:
+    def __init__(self, model: str, max_context: int, kv_tokens: int, **options: Any) -> None:
         from vllm import LLM
 
         if "attention_backend" in options:
             register()  # where smkern is not installed, no entry point names it
+        config = preset(model)
         given: dict[str, Any] = {
             "load_format": "dummy",
             "skip_tokenizer_init": True,
             "max_model_len": max_context,
             "max_num_batched_tokens": NO_BUDGET,
             "max_num_seqs": 256,
-            "kv_cache_memory_bytes": cache_bytes,
+            "kv_cache_memory_bytes": kv_tokens * config.kv_bytes_per_token,
             "gpu_memory_utilization": 0.3,  # what must be free before it starts, no more
             "compilation_config": {"cudagraph_capture_sizes": [*CAPTURED]},
             "worker_extension_cls": "smkern.bench.engines.vllm_core.Extension",
             "seed": 0,
         }
-        llm = LLM(str(write_config(preset(model), model)), **given | options)
+        llm = LLM(str(write_config(config, model)), **given | options)
         llm.collective_rpc("draw_weights")
         self._engine = llm.llm_engine
         self._core = self._engine.engine_core
@@ -111,7 +112,7 @@ class VllmEngine:
 
     def __init__(self, load: EngineLoad, **options: Any) -> None:
         self.load = load
-        self._vllm = Vllm(load.model, NO_BUDGET, CACHE_BYTES, **options)
+        self._vllm = Vllm(load.model, NO_BUDGET, KV_TOKENS, **options)
         self._draw, self._numbers = Random(0), count()
         self._vocab = preset(load.model).vocab_size
         self._meter = power_meter(torch.cuda.current_device())
@@ -186,26 +187,35 @@ def write_config(config: ModelConfig, name: str) -> Path:
     """
     folder = user_cache_path("smkern") / "engines" / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": ["Qwen3ForCausalLM"],
-                "model_type": "qwen3",
-                "attention_bias": False,
-                "head_dim": config.head_dim,
-                "hidden_act": "silu",
-                "hidden_size": config.hidden_size,
-                "intermediate_size": config.intermediate_size,
-                "max_position_embeddings": config.max_position,
-                "num_attention_heads": config.num_q_heads,
-                "num_hidden_layers": config.num_layers,
-                "num_key_value_heads": config.num_kv_heads,
-                "rms_norm_eps": config.rms_eps,
-                "rope_theta": config.rope.theta,
-                "tie_word_embeddings": config.tied,
-                "torch_dtype": "bfloat16",
-                "vocab_size": config.vocab_size,
-            }
-        )
-    )
+    said: dict[str, Any] = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "eos_token_id": [*config.eos_token_ids],
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position,
+        "num_attention_heads": config.num_q_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_key_value_heads": config.num_kv_heads,
+        "rms_norm_eps": config.rms_eps,
+        "rope_theta": config.rope.theta,
+        "tie_word_embeddings": config.tied,
+        "torch_dtype": "bfloat16",
+        "vocab_size": config.vocab_size,
+    }
+    if config.moe:
+        said |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": config.moe.intermediate_size,
+            "norm_topk_prob": config.moe.renormalize,
+            "num_experts": config.moe.num_experts,
+            "num_experts_per_tok": config.moe.top_k,
+        }
+    (folder / "config.json").write_text(json.dumps(said))
     return folder

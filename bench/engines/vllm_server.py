@@ -41,8 +41,7 @@ class VllmServer:
         self.num_sms, self.num_layers = smkern.device_info().num_sms, config.num_layers
         self.kv_tokens, self.max_context = kv_tokens, max_context
         self._vocab = config.vocab_size
-        cache_bytes = kv_tokens * config.kv_bytes_per_token
-        self._vllm = Vllm(model, max_context, cache_bytes, **options)
+        self._vllm = Vllm(model, max_context, kv_tokens, **options)
         self._meter = power_meter(torch.cuda.current_device())
 
     def open(self, policy: Any, *, keep: bool = False) -> VllmSession:

@@ -24,9 +24,12 @@ from smkern.bench.replay.cases import Case, trace_name
 from smkern.bench.replay.measure import How, goodput_cell
 from smkern.bench.results import Results, cell_key
 from smkern.bench.runtime.workload import frozen
+from smkern.device import device_info
+from smkern.models import preset
 from smkern.policies import Policy
 from smkern.replay import Sizes
 from smkern.replay.run import Server
+from smkern.replay.sizes import kv_tokens_beside
 from smkern.server import RUNGS
 
 START_BUDGETS = {15.0: 208, 20.0: 480, 30.0: 768}
@@ -38,7 +41,7 @@ FCFS = "fcfs"
 SERVED_BY = (("adaptive", FCFS), ("adaptive", "slack"), ("chunked", FCFS))
 """smkern's policies and the orders in which requests wait; vLLM serves who came first."""
 MAX_CONTEXT, KV_TOKENS = 16_384, 300_000
-"""Tokens of a request and of the caches, all engines' alike."""
+"""Tokens of a request, and of the caches where so many fit; all engines' alike."""
 
 
 @dataclass(slots=True)
@@ -135,14 +138,15 @@ def window_tasks(
 
     @cache
     def server() -> Server:
+        kv_tokens = min(KV_TOKENS, kv_tokens_beside(preset(load.model), device_info()))
         if provider == OURS:
             from smkern.bench.replay.gpu import open_server
 
-            sizes = Sizes(KV_TOKENS, RUNGS, max_context=MAX_CONTEXT)
+            sizes = Sizes(kv_tokens, RUNGS, max_context=MAX_CONTEXT)
             return stack.enter_context(open_server(load.model, RUNGS, sizes=sizes))
         from smkern.bench.engines.vllm_server import VllmServer
 
-        made = VllmServer(load.model, MAX_CONTEXT, KV_TOKENS, **vllm_options(provider))
+        made = VllmServer(load.model, MAX_CONTEXT, kv_tokens, **vllm_options(provider))
         stack.enter_context(frozen())
         return made
 

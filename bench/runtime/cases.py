@@ -101,7 +101,9 @@ PLANS = (
         (14, 16, 24, 32, 36, 38, 40, 42, 44, 48, 56, 64, 72, 80, 88, 96),
         ROWS_32B,
         paced=(24, 32),
-        served_ms=(30, 40, 80),
+        served_ms=(40, 50, 80),
+        served_chunks=(*range(32, 513, 32), *range(576, 1217, 64)),
+        served_pages=11_000,
     ),
 )
 _QWEN3_14B = RuntimePlan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from smkern.bench.engines.cases import LIMITS_MS
 from smkern.bench.tables.markdown import rows_or_none
 
 NAMES = {
@@ -20,10 +21,10 @@ LATE = "**"
 def engines_table(cells: Iterable[dict[str, Any]]) -> str:
     """A row an engine and limit: tokens of prompts, times between tokens, and its one setting."""
     served = [cell for cell in cells if cell["case"]["name"] == "served" and "error" not in cell]
-    served.sort(key=lambda cell: (_limit_ms(cell), [*NAMES].index(cell["provider"])))
+    served.sort(key=lambda cell: (*_load(cell), [*NAMES].index(cell["provider"])))
     rows = [
         [
-            f"{_limit_ms(cell):g} ms: {NAMES[cell['provider']]}",
+            f"{_under(cell)}: {NAMES[cell['provider']]}",
             f"{cell['value']:.1f}",
             f"{cell['tbt_p50_ms']:.1f}",
             _late(cell),
@@ -32,39 +33,43 @@ def engines_table(cells: Iterable[dict[str, Any]]) -> str:
         ]
         for cell in served
     ]
-    head = ["limit, engine", "prompt tokens/ms", "TBT p50, ms", "p99", "setting", "W"]
+    head = ["model, limit: engine", "prompt tokens/ms", "TBT p50, ms", "p99", "setting", "W"]
     return rows_or_none(head, rows)
 
 
 def alone_table(cells: Iterable[dict[str, Any]]) -> str:
     """Decode steps and prompts by themselves."""
     found = {
-        (cell["provider"], cell["case"]["name"]): f"{cell['value']:.2f}"
+        (cell["case"]["model"], cell["provider"], cell["case"]["name"]): f"{cell['value']:.2f}"
         for cell in cells
         if "error" not in cell
     }
     rows = [
-        [title, found.get((name, "decode_alone"), ""), found.get((name, "prefill_alone"), "")]
+        [
+            f"{model}: {title}",
+            *(found.get((model, name, x), "") for x in ("decode_alone", "prefill_alone")),
+        ]
+        for model in dict.fromkeys(model for model, _, _ in found)
         for name, title in NAMES.items()
-        if (name, "decode_alone") in found
+        if (model, name, "decode_alone") in found
     ]
-    return rows_or_none(["engine", "decode step, ms", "prompts alone, tokens/ms"], rows)
+    return rows_or_none(["model: engine", "decode step, ms", "prompts alone, tokens/ms"], rows)
 
 
 def window_table(cells: Iterable[dict[str, Any]]) -> str:
     """A row an engine, policy and order: the goodput of a trace's window, and what it was like."""
     served = [cell for cell in cells if cell["case"]["name"] == "window" and "error" not in cell]
-    served.sort(key=lambda x: (_limit_ms(x), [*NAMES].index(x["provider"]), -x["value"]))
+    served.sort(key=lambda x: (*_load(x), [*NAMES].index(x["provider"]), -x["value"]))
     rows = [
         [
-            f"{_limit_ms(cell):g} ms: {NAMES[cell['provider']]}, {_decides(cell)}",
+            f"{_under(cell)}: {NAMES[cell['provider']]}, {_decides(cell)}",
             f"{cell['value']:.1f}",
             *(f"{cell['tbt_ms'][name]:.1f}" for name in ("p50", "p99")),
             *(f"{cell['ttft_ms'][name]:.0f}" for name in ("p50", "p99")),
         ]
         for cell in served
     ]
-    head = ["limit, engine", "requests/s", "TBT p50, ms", "p99", "TTFT p50, ms", "p99"]
+    head = ["model, limit: engine", "requests/s", "TBT p50, ms", "p99", "TTFT p50, ms", "p99"]
     return rows_or_none(head, rows)
 
 
@@ -72,6 +77,14 @@ def _decides(cell: dict[str, Any]) -> str:
     if "budget" in cell:
         return f"{cell['budget']} tokens a step"
     return f"`{cell['case']['policy']}`, `{cell['case']['order']}`"
+
+
+def _load(cell: dict[str, Any]) -> tuple[int, float]:
+    return [*LIMITS_MS].index(cell["case"]["model"]), _limit_ms(cell)
+
+
+def _under(cell: dict[str, Any]) -> str:
+    return f"{cell['case']['model']}, {_limit_ms(cell):g} ms"
 
 
 def _limit_ms(cell: dict[str, Any]) -> float:

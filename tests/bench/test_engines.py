@@ -114,12 +114,34 @@ def test_ratios_are_over_stock_and_a_missed_limit_is_told() -> None:
     ]
     cells += [LOAD.cell("decode_alone", x, ms, "ms") for x, ms in ((VLLM, 10), (ATTENTION, 8))]
     rows = summarize(cells)
-    assert rows["smkern_over_vllm_15ms"] == {
+    assert rows["qwen3-8b smkern_over_vllm_15ms"] == {
         "value": 2.0, "target": 1.9, "met": False, "cells": 2, "missed": {OURS: 15.2},
     }  # fmt: skip
-    assert rows["vllm+smkern_over_vllm_15ms"]["value"] == 1.1
-    assert rows["attention_decode"]["value"] == 1.25
-    assert rows["attention_prefill"]["value"] is None
+    assert rows["qwen3-8b vllm+smkern_over_vllm_15ms"]["value"] == 1.1
+    assert rows["qwen3-8b vllm+smkern_over_vllm_decode_alone"]["value"] == 1.25
+    assert "qwen3-8b vllm+smkern_over_vllm_prefill_alone" not in rows
+
+
+def test_models_are_rows_of_their_own() -> None:
+    loads = {LOAD: 10.0, EngineLoad("qwen3-32b", limits_ms=(15,)): 4.0}
+    cells = [
+        load.cell("served", provider, rate * more, "tokens/ms", limit="15ms")
+        | {"tbt_p50_ms": 13.0, "tbt_p99_ms": 14.0}
+        for load, rate in loads.items()
+        for provider, more in ((VLLM, 1.0), (OURS, 1.5))
+    ]
+    rows = summarize(cells)
+    assert {name: (x["value"], x["target"]) for name, x in rows.items()} == {
+        "qwen3-8b smkern_over_vllm_15ms": (1.5, 1.9),
+        "qwen3-32b smkern_over_vllm_15ms": (1.5, None),
+    }
+    _, _, *table = engines_table(cells[::-1]).splitlines()
+    assert [row.split(" | ")[:2] for row in table] == [
+        ["| qwen3-8b, 15 ms: vLLM, stock", "10.0"],
+        ["| qwen3-8b, 15 ms: smkern's `Multiplexer`", "15.0"],
+        ["| qwen3-32b, 15 ms: vLLM, stock", "4.0"],
+        ["| qwen3-32b, 15 ms: smkern's `Multiplexer`", "6.0"],
+    ]
 
 
 def test_a_task_that_fails_is_a_cell_and_is_measured_again(tmp_path, monkeypatch) -> None:
@@ -168,9 +190,9 @@ def test_the_table_says_who_missed_a_limit_and_by_which_setting_a_rate_was_had()
     ]  # fmt: skip
     _, _, *rows = engines_table(cells).splitlines()
     assert rows == [
-        "| 15 ms: vLLM, stock | 7.2 | 13.0 | 14.7 | 160 tokens a step |  |",
-        "| 15 ms: vLLM, + linear layers | 9.0 | 13.0 | 14.0 | 320 tokens a step |  |",
-        "| 15 ms: smkern's `Multiplexer` | 15.4 | 13.0 | **15.2** | the limit | 650 |",
+        "| qwen3-8b, 15 ms: vLLM, stock | 7.2 | 13.0 | 14.7 | 160 tokens a step |  |",
+        "| qwen3-8b, 15 ms: vLLM, + linear layers | 9.0 | 13.0 | 14.0 | 320 tokens a step |  |",
+        "| qwen3-8b, 15 ms: smkern's `Multiplexer` | 15.4 | 13.0 | **15.2** | the limit | 650 |",
     ]
     alone = [LOAD.cell("decode_alone", VLLM, 10.18, "ms"), LOAD.cell("prefill_alone", VLLM, 40, "")]
-    assert alone_table(alone).splitlines()[-1] == "| vLLM, stock | 10.18 | 40.00 |"
+    assert alone_table(alone).splitlines()[-1] == "| qwen3-8b: vLLM, stock | 10.18 | 40.00 |"

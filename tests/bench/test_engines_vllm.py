@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from smkern.bench.engines import vllm_engine
-from smkern.bench.engines.cases import EngineLoad
+from smkern.bench.engines.cases import LIMITS_MS, EngineLoad
 from smkern.bench.engines.steps import Step
-from smkern.bench.engines.vllm_engine import NO_BUDGET, VllmEngine
+from smkern.bench.engines.vllm_engine import NO_BUDGET, VllmEngine, write_config
 from smkern.bench.power import PowerMeter
+from smkern.models import ModelConfig, preset
 
 LOAD = EngineLoad(rows=4, context=64, prompt=40)
 
@@ -21,7 +22,7 @@ LOAD = EngineLoad(rows=4, context=64, prompt=40)
 class Scheduled:
     """Steps of 1 ms and 0.1 ms a prompt token; rows first, then prompts in the order they came."""
 
-    def __init__(self, model: str, max_context: int, cache_bytes: int, **options: Any) -> None:
+    def __init__(self, model: str, max_context: int, kv_tokens: int, **options: Any) -> None:
         self.now_s, self.budget = 0.0, NO_BUDGET
         self.waiting: deque[list[Any]] = deque()
         self.rows: dict[str, int] = {}
@@ -87,6 +88,13 @@ def test_rows_alone_and_beside_prompts_of_a_budget(engine: VllmEngine) -> None:
         assert found.times_ms == pytest.approx([1.0 + 0.1 * (budget - 4)] * 32)
         assert found.prompt_tokens == 32 * (budget - 4)
         assert (found.sm_mhz, found.watts) == (1500.0, 690.0)
+
+
+@pytest.mark.parametrize("model", LIMITS_MS)
+def test_vllm_is_told_the_sizes_of_a_model(model: str, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = preset(model)
+    assert ModelConfig.from_hf(write_config(config, model)) == config
 
 
 def test_prompts_alone(engine: VllmEngine) -> None:

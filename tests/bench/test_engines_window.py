@@ -120,14 +120,17 @@ def test_what_was_tried_is_not_tried_again(results) -> None:
 
 def test_ratios_and_the_table_name_policy_and_order(results) -> None:
     rows = summarize(results.cells)
-    names = [f"arxiv-like 20ms {x}_over_vllm" for x in ("adaptive fcfs", "chunked fcfs")]
+    names = [f"qwen3-8b arxiv-like 20ms {x}_over_vllm" for x in ("adaptive fcfs", "chunked fcfs")]
     assert [rows[name]["value"] for name in names] == [9 / 8, 9 / 8]
     _, _, *table = window_table(results.cells).splitlines()
     assert table == [
-        "| 20 ms: vLLM, stock, 400 tokens a step | 8.0 | 12.5 | 19.5 | 12 | 20 |",
-        "| 20 ms: smkern's `Multiplexer`, `adaptive`, `fcfs` | 9.0 | 12.5 | 19.5 | 12 | 20 |",
-        "| 20 ms: smkern's `Multiplexer`, `adaptive`, `slack` | 9.0 | 12.5 | 19.5 | 12 | 20 |",
-        "| 20 ms: smkern's `Multiplexer`, `chunked`, `fcfs` | 9.0 | 12.5 | 19.5 | 12 | 20 |",
+        f"| qwen3-8b, 20 ms: {engine} | {rate} | 12.5 | 19.5 | 12 | 20 |"
+        for engine, rate in (
+            ("vLLM, stock, 400 tokens a step", 8.0),
+            ("smkern's `Multiplexer`, `adaptive`, `fcfs`", 9.0),
+            ("smkern's `Multiplexer`, `adaptive`, `slack`", 9.0),
+            ("smkern's `Multiplexer`, `chunked`, `fcfs`", 9.0),
+        )
     ]
 
 
