@@ -29,7 +29,7 @@ BACKEND = "smkern.integrations.vllm.backend.SmkernBackend"
 NAME = "smkern"
 """Of the linear layers, as vLLM's `quantization`."""
 
-__all__ = ["NAME", "VERSIONS", "check_version", "register"]
+__all__ = ["NAME", "VERSIONS", "check_version", "refuse", "register"]
 
 
 def register() -> None:
@@ -66,4 +66,19 @@ def check_version(version: str) -> None:
         raise ConfigError(
             f"vLLM {version}: smkern's classes are written for {', '.join(VERSIONS)}; install that "
             "one, or leave attention_backend=CUSTOM and quantization=smkern out"
+        )
+
+
+def refuse(is_asked: bool, what: str, instead: str) -> None:
+    """Raise ConfigError where something is asked for that smkern's attention does not serve.
+
+    Args:
+        is_asked: Whether it is.
+        what: It.
+        instead: A backend of vLLM's that serves it.
+    """
+    if is_asked:
+        raise ConfigError(
+            f"{what} is not served by smkern's attention: start vLLM with "
+            f"attention_backend={instead}, or without one"
         )

@@ -11,9 +11,8 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, Attention
 from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
 import smkern
-from smkern.errors import ConfigError
 from smkern.integrations.plans import Heads, Step
-from smkern.integrations.vllm import check_version
+from smkern.integrations.vllm import check_version, refuse
 from smkern.integrations.vllm.metadata import SmkernMetadataBuilder
 from smkern.limits import HEAD_DIMS
 
@@ -138,11 +137,11 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
         sinks: Tensor | None = None,
         **others: Any,
     ) -> None:
-        _refuse(alibi_slopes is not None, "ALiBi slopes", "FLASH_ATTN")
-        _refuse(attn_type != AttentionType.DECODER, f"attn_type={attn_type}", "FLASH_ATTN")
-        _refuse(head_size not in HEAD_DIMS, f"head_size={head_size}", "FLASH_ATTN")
+        refuse(alibi_slopes is not None, "ALiBi slopes", "FLASH_ATTN")
+        refuse(attn_type != AttentionType.DECODER, f"attn_type={attn_type}", "FLASH_ATTN")
+        refuse(head_size not in HEAD_DIMS, f"head_size={head_size}", "FLASH_ATTN")
         for name, value in others.items():  # each has a value that asks for nothing
-            _refuse(value not in (None, False, -1), f"{name}={value!r}", "TRITON_ATTN")
+            refuse(value not in (None, False, -1), f"{name}={value!r}", "TRITON_ATTN")
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -184,8 +183,8 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
             output: [rows, q_heads, head_dim], written.
             output_scale, output_block_scale: Not served.
         """
-        _refuse(output_scale is not None, "an output scale", "TRITON_ATTN")
-        _refuse(output_block_scale is not None, "an output block scale", "FLASH_ATTN")
+        refuse(output_scale is not None, "an output scale", "TRITON_ATTN")
+        refuse(output_block_scale is not None, "an output block scale", "FLASH_ATTN")
         if attn_metadata is None:
             return output.zero_()
         step, tokens = attn_metadata, attn_metadata.num_tokens
@@ -227,11 +226,3 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
             0, self.num_kv_heads, self.head_size, page_size, dtype=dtype, cache_dtype=cache_dtype
         )
         return [attention, append]
-
-
-def _refuse(is_asked: bool, what: str, instead: str) -> None:
-    if is_asked:
-        raise ConfigError(
-            f"{what} is not served by smkern's attention: start vLLM with "
-            f"attention_backend={instead}, or without one"
-        )

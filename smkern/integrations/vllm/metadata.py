@@ -9,6 +9,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuild
 
 import smkern
 from smkern.integrations.plans import Heads, Step, rounded_length
+from smkern.integrations.vllm import refuse
 
 
 class SmkernMetadataBuilder(AttentionMetadataBuilder[Step]):  # type: ignore[misc]
@@ -45,6 +46,10 @@ class SmkernMetadataBuilder(AttentionMetadataBuilder[Step]):  # type: ignore[mis
         return self._build(common_attn_metadata, is_capture=True)
 
     def _build(self, step: Any, *, is_capture: bool) -> Step:
+        refuse(step.causal is not True, "attention that is not causal", "FLASH_ATTN")
+        refuse(step.rswa_prefix_lens is not None, "a window with a prefix", "TRITON_ATTN")
+        images = step.mm_req_doc_ranges is not None
+        refuse(images, "images' tokens seen from both sides", "TRITON_ATTN")
         tokens, longest = int(step.num_actual_tokens), int(step.max_query_len)
         batch = int(step.num_reqs)
         cu_q_lens = step.query_start_loc[: batch + 1] if tokens != batch or longest != 1 else None

@@ -55,16 +55,17 @@ class AttentionMetadataBuilder(Generic[M]):
 @dataclass
 class CommonAttentionMetadata:
     query_start_loc: Tensor
+    query_start_loc_cpu: Tensor
     seq_lens: Tensor
     num_reqs: int
     num_actual_tokens: int
     max_query_len: int
     max_seq_len: int
     block_table_tensor: Tensor
-
-    @property
-    def query_start_loc_cpu(self) -> Tensor:
-        return self.query_start_loc
+    slot_mapping: Tensor
+    causal: bool | Tensor = True
+    mm_req_doc_ranges: dict[int, list[tuple[int, int]]] | None = None
+    rswa_prefix_lens: Tensor | None = None
 
 
 class LinearBase(nn.Module):
@@ -125,6 +126,7 @@ def modules(version: str) -> dict[str, ModuleType]:
         AttentionImpl,
         AttentionMetadataBuilder,
         AttentionType,
+        CommonAttentionMetadata,
     )
     registry = {"AttentionBackendEnum": Backends, "register_backend": register_backend}
     scheduler = SimpleNamespace(max_num_batched_tokens=64)
@@ -171,11 +173,3 @@ def stubbed(version: str = "0.26.0") -> Iterator[None]:
         sys.modules.update(before)
         REGISTERED.clear()
         QUANTIZED.clear()
-
-
-def config(layers: dict[str, Any], max_model_len: int) -> SimpleNamespace:
-    """What a builder reads of vLLM's configuration."""
-    return SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=max_model_len),
-        compilation_config=SimpleNamespace(static_forward_context=layers),
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -19,9 +18,7 @@ from torch import Tensor
 from smkern.errors import ConfigError
 from smkern.integrations import vllm as ours
 from tests.integrations.vllm import stubs
-from tests.ops.attention.by_hand import attention_by_hand
-
-BLOCK, CONTEXT, BLOCKS = 16, 256, 80
+from tests.integrations.vllm.worker import Worker, config
 
 
 @pytest.fixture(autouse=True)
@@ -30,96 +27,6 @@ def backend() -> Iterator[Any]:
         from smkern.integrations.vllm import backend as found
 
         yield found
-
-
-@dataclass
-class Worker:
-    """One attention layer behind vLLM's calls: blocks, steps, and all keys so far."""
-
-    backend: Any
-    num_heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    cache_dtype: str = "auto"
-    seed: int = 0
-    seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.draw = torch.Generator().manual_seed(self.seed)
-        self.impl = self.backend.SmkernImpl(
-            self.num_heads, self.head_dim, self.head_dim**-0.5, self.kv_heads, None, self.window,
-            self.cache_dtype, self.softcap, sinks=self.sinks, use_alibi_sqrt=False,
-            chunk_lookback=-1,
-        )  # fmt: skip
-        self.impl.process_weights_after_loading(torch.bfloat16)
-        one = torch.tensor(0.5)
-        self.layer = SimpleNamespace(impl=self.impl, _k_scale=one, _v_scale=2 * one)
-        spec = SimpleNamespace(block_size=BLOCK)
-        self.builder = self.backend.SmkernMetadataBuilder(
-            spec, ["layer"], stubs.config({"layer": self.layer}, CONTEXT), torch.device("cpu")
-        )
-        shape = self.backend.SmkernBackend.get_kv_cache_shape(
-            BLOCKS, BLOCK, self.kv_heads, self.head_dim
-        )
-        order = self.backend.SmkernBackend.get_kv_cache_stride_order()
-        lying = torch.full([shape[i] for i in order], float("nan"))
-        if self.impl.is_fp8:
-            lying = lying.to(torch.float8_e4m3fn).view(torch.uint8)
-        self.cache = lying.permute([order.index(i) for i in range(4)])
-        if not self.impl.is_fp8:
-            assert self.cache.shape == shape
-
-    def step(
-        self, new: dict[int, int], *, rows: int = 0, pad: int = 0, capture: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Some new tokens of some requests; what came out, and what should have.
-
-        Args:
-            new: Tokens by request.
-            rows: Rows of padding behind the tokens.
-            pad: Requests of padding, as full graphs have them.
-            capture: Whether the metadata is that of a capture.
-        """
-        tokens, longest = sum(new.values()), max(new.values())
-        qkv = [self._rand(tokens + rows, n) for n in (self.num_heads, self.kv_heads, self.kv_heads)]
-        starts, lens, expected = [0], [], []
-        for request, count in new.items():
-            part = slice(starts[-1], starts[-1] + count)
-            starts.append(starts[-1] + count)
-            old = self.seen.get(request, (qkv[1][:0], qkv[2][:0]))
-            k, v = (torch.cat([x, y[part]]) for x, y in zip(old, qkv[1:], strict=True))
-            self.seen[request] = k, v
-            lens.append(len(k))
-            expected.append(self._by_hand(qkv[0][part], k, v))
-        table = [[1 + request * 16 + i for i in range(16)] for request in new]
-        common = stubs.CommonAttentionMetadata(
-            torch.tensor(starts + [starts[-1]] * pad).int(), torch.tensor(lens + [0] * pad).int(),
-            len(new) + pad, tokens + pad * longest, longest, max(lens),
-            torch.tensor(table + [[0] * 16] * pad).int(),
-        )  # fmt: skip
-        build = self.builder.build_for_cudagraph_capture if capture else self.builder.build
-        metadata = build(common) if capture else build(0, common)
-        out = torch.full((tokens + rows, self.num_heads, self.head_dim), float("nan"))
-        made = self.impl.forward(self.layer, *qkv, self.cache, metadata, out)
-        assert made.data_ptr() == out.data_ptr()
-        self.metadata = metadata
-        return out[:tokens], torch.cat(expected)
-
-    def _rand(self, tokens: int, heads: int) -> Tensor:
-        return torch.randn(tokens, heads, self.head_dim, generator=self.draw)
-
-    def _by_hand(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.impl.is_fp8:
-            k = (k / 0.5).to(torch.float8_e4m3fn).float() * 0.5
-            v = v.to(torch.float8_e4m3fn).float()
-        out, _ = attention_by_hand(
-            q, [k], [v], [range(len(q))], scale=self.impl.scale, window=self.window,
-            softcap=self.softcap, sinks=self.sinks,
-        )  # fmt: skip
-        return out.float()
 
 
 def assert_close(found: tuple[Tensor, Tensor]) -> None:
@@ -179,15 +86,34 @@ def test_layers_of_other_windows_have_plans_of_their_own(backend: Any) -> None:
     impls = [backend.SmkernImpl(*given, window) for window in (None, 32, None)]
     layers = {f"layer{i}": SimpleNamespace(impl=impl) for i, impl in enumerate(impls)}
     builder = backend.SmkernMetadataBuilder(
-        SimpleNamespace(block_size=16), [*layers], stubs.config(layers, 256), torch.device("cpu")
+        SimpleNamespace(block_size=16), [*layers], config(layers, 256), torch.device("cpu")
     )
-    lens = torch.tensor([5, 9]).int()
-    common = stubs.CommonAttentionMetadata(
-        torch.tensor([0, 1, 2]).int(), lens, 2, 2, 1, 9, torch.zeros(2, 16).int()
-    )
-    plans = builder.build(0, common).plans
+    plans = builder.build(0, a_step()).plans
     assert [plans[impl.heads].shape.window for impl in impls] == [0, 32, 0]
     assert len(plans) == 2
+
+
+def a_step(**more: Any) -> stubs.CommonAttentionMetadata:
+    """A token each of two requests."""
+    starts = torch.tensor([0, 1, 2]).int()
+    return stubs.CommonAttentionMetadata(
+        starts, starts, torch.tensor([5, 9]).int(), 2, 2, 1, 9, torch.zeros(2, 16).int(),
+        torch.zeros(2), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"causal": False}, "attention that is not causal"),
+        ({"causal": torch.tensor([True, False])}, "attention that is not causal"),
+        ({"rswa_prefix_lens": torch.zeros(2)}, "a window with a prefix"),
+        ({"mm_req_doc_ranges": {0: [(0, 4)]}}, "images' tokens seen from both sides"),
+    ],
+)
+def test_a_step_that_would_be_computed_wrongly_is_refused(backend: Any, more, said) -> None:
+    with pytest.raises(ConfigError, match=f"{said}.* attention_backend="):
+        Worker(backend).builder.build(0, a_step(**more))
 
 
 @pytest.mark.parametrize(
