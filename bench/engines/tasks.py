@@ -31,8 +31,6 @@ TRY_STEPS, STEPS = 100, 256
 AROUND = 3
 """Budgets above and below the one found that more steps are spent on, the largest first: a try of
 few steps errs to both sides."""
-OUR_S = 0.02
-"""Seconds that a figure of smkern's is watched for each step of vLLM's."""
 POLICY = "adaptive"
 
 Task = tuple[str, Callable[[], Iterator[Cell]]]
@@ -130,12 +128,12 @@ class OurTasks:
     Attributes:
         load: What is served.
         stack: Closes the model.
-        seconds: Duration of a figure.
+        steps: Of a figure, as long as the limit each.
     """
 
     load: EngineLoad
     stack: ExitStack
-    seconds: float
+    steps: int = STEPS
     _plan: RuntimePlan = field(init=False)
     _opened: list[ServedLoad] = field(default_factory=list)
 
@@ -162,7 +160,7 @@ class OurTasks:
     def _under(self, limit_ms: float) -> Iterator[Cell]:
         served = self.ready()
         policy = served.told(POLICY, limit_ms)
-        figures = served.watch(policy, self.seconds).figures()
+        figures = served.watch(policy, 1e-3 * limit_ms * self.steps).figures()
         rate, limit = figures["tokens_per_ms"], f"{limit_ms:g}ms"
         cell = self.load.cell(SERVED, OURS, rate, "tokens/ms", limit=limit)
         yield cell | figures | {"policy": repr(policy)}

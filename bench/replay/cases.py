@@ -54,6 +54,10 @@ MARGINS = {
 """Margins that are tried, by policy."""
 FEWER_TOKENS = 2048
 """New tokens of an iteration of DuetServe, beside the paper's 8192."""
+BATCHES = ("static_split", "temporal", "drift", "muxwise")
+"""Policies whose batches of prompts have so many tokens, as they are set, whatever the model."""
+SATURATING = {"qwen3-30b-a3b": 4096}
+"""Tokens of a batch that prompts run at full rate with, where the default's are too few."""
 CHUNKS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 SPLITS = (16, 20, 24, 32, 40, 48, 64)
 
@@ -114,16 +118,19 @@ def requests_for(
     return max(least, round(rate_rps * seconds))
 
 
-def settings_of(policy: str, chunk: int | None = None) -> list[str]:
+def settings_of(policy: str, chunk: int | None = None, model: str = "") -> list[str]:
     """What of a policy is tried: itself, then its settings, the likeliest first.
 
     Args:
         policy: A name, or a name with settings, which is all that is tried.
         chunk: The chunk that the predictor finds under the limit; sizes far from it are left out.
+        model: A preset's name: larger batches are tried, too, where its prompts need them.
     """
-    if policy == "static_split":
-        return [f"{policy}:{sms}" for sms in SPLITS]
     found = [policy, *(f"{policy}:margin={margin}" for margin in MARGINS.get(policy, ()))]
+    if policy == "static_split":
+        found = [f"{policy}:{sms}" for sms in SPLITS]
+    if policy in BATCHES and model in SATURATING:
+        found += [f"{spec}:max_prefill_tokens={SATURATING[model]}" for spec in found]
     if policy == "chunked":
         near = [x for x in CHUNKS if chunk is None or chunk / 2.1 <= x <= 4.2 * chunk]
         found += [f"{policy}:{size}" for size in near]

@@ -165,7 +165,8 @@ def specs(case: Case) -> list[str]:
         return list(BOUND_SETTINGS)
     policy = case.policy.removeprefix(STOCK)
     size = {"qwen3-14b": 0.55, "qwen3-32b": 0.25}.get(case.model, 1.0)
-    return settings_of(policy, round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS))
+    chunk = round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS)
+    return settings_of(policy, chunk, case.model)
 
 
 def goodput_cell(

@@ -49,6 +49,9 @@ def test_settings_near_the_predictors() -> None:
     assert "chunked:8192" in settings_of("chunked")
     assert settings_of("chunked:512") == ["chunked:512"]
     assert settings_of("adaptive") == ["adaptive"]
+    larger = settings_of("temporal", model="qwen3-30b-a3b")
+    assert larger[-1] == "temporal:margin=0.12:max_prefill_tokens=4096"
+    assert larger[: len(larger) // 2] == settings_of("temporal")
     assert settings_of("drift") == ["drift", *(f"drift:margin={margin}" for margin in BESIDE)]
 
 
