@@ -23,9 +23,9 @@ class Heads(NamedTuple):
     window: int | None
 
 
-@dataclass(slots=True)
+@dataclass
 class Step:
-    """A step, for all layers of a group.
+    """A step, for all layers of a group. Engines may add what is theirs: it has no slots.
 
     Attributes:
         num_tokens: New tokens; rows behind them are padding.

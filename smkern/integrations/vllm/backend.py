@@ -19,6 +19,7 @@ from smkern.limits import HEAD_DIMS
 check_version(vllm.__version__)
 
 FP8 = ("fp8", "fp8_e4m3")
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 BLOCKS = (16, 32, 64, 128, 256)
 ORDERS = {
     ("NHD", False): (0, 2, 1, 3),
@@ -32,8 +33,8 @@ ORDERS = {
 class SmkernBackend(AttentionBackend):  # type: ignore[misc]
     """What of vLLM's options is served, and the classes that do it."""
 
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *FP8]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [*DTYPES.values()]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", *DTYPES, *FP8]
 
     @staticmethod
     def get_name() -> str:
@@ -105,6 +106,11 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
             return (
                 "smkern's attention serves neither MLA nor sparse attention, and head sizes "
                 f"{', '.join(map(str, HEAD_DIMS))}: leave attention_backend=CUSTOM out"
+            )
+        if kv_cache_dtype in DTYPES and DTYPES[kv_cache_dtype] is not dtype:
+            return (
+                f"kv_cache_dtype={kv_cache_dtype} beside {dtype}: smkern's attention keeps keys "
+                "and values in the model's dtype or fp8; set kv_cache_dtype=auto"
             )
         return None
 

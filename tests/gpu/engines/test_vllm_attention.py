@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -77,10 +78,19 @@ def compiled() -> None:
 
 
 @pytest.fixture
-def backend() -> Any:
+def layout() -> str:
+    return "NHD"
+
+
+@pytest.fixture
+def backend(layout: str) -> Iterator[Any]:
+    from vllm.v1.attention.backends.utils import set_kv_cache_layout
+
     from smkern.integrations.vllm import backend as found
 
-    return found
+    set_kv_cache_layout(layout)
+    yield found
+    set_kv_cache_layout(None)
 
 
 def served(backend: Any, lengths: Any, tolerance: float = 1.5e-2, **options: Any) -> Worker:
@@ -126,8 +136,7 @@ def test_dtypes_and_sinks(backend, lengths, kind, head_dim, window, has_sinks) -
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("block", BLOCK)
-def test_blocks_and_layouts(backend, block, head_dim, kind, layout, monkeypatch) -> None:
-    monkeypatch.setattr(backend, "get_kv_cache_layout", lambda: layout)
+def test_blocks_and_layouts(backend, block, head_dim, kind, layout) -> None:
     served(
         backend, LENGTHS[0], num_heads=8, kv_heads=2, head_dim=head_dim, block=block,
         dtype=kind[0], cache_dtype=kind[1],

@@ -158,6 +158,26 @@ def test_a_model_that_is_not_served_is_refused_with_the_way_out(
     assert backend.SmkernBackend.supports_combination(128, *served) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("bfloat16", torch.float16), ("float16", torch.bfloat16)]
+)
+def test_a_cache_of_another_16_bit_dtype_is_refused_with_the_way_out(backend, name, other) -> None:
+    """vLLM would start with it, and the first step would find keys of one dtype for the other's."""
+    found, rest = backend.SmkernBackend, (16, False, False, False, False, (9, 0))
+    assert found.supports_kv_cache_dtype(name)
+    said = found.supports_combination(128, other, name, *rest)
+    assert said.endswith("set kv_cache_dtype=auto")
+    assert found.supports_combination(128, getattr(torch, name), name, *rest) is None
+    assert found.supports_combination(128, other, "fp8", *rest) is None
+
+
+def test_vllm_may_add_to_a_step_what_is_its_own(backend: Any) -> None:
+    """Its layers of local chunks do so, around any backend's builder."""
+    step = Worker(backend).builder.build(0, a_step())
+    step.make_virtual_batches_block_table = str
+    assert step.make_virtual_batches_block_table is str
+
+
 def test_the_plug_in_registers_and_leaves_another_ones_name_alone() -> None:
     ours.register()
     assert stubs.REGISTERED == {stubs.Backends.CUSTOM: ours.BACKEND}
