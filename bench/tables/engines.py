@@ -66,10 +66,11 @@ def window_table(cells: Iterable[dict[str, Any]]) -> str:
             f"{cell['value']:.1f}",
             *(f"{cell['tbt_ms'][name]:.1f}" for name in ("p50", "p99")),
             *(f"{cell['ttft_ms'][name]:.0f}" for name in ("p50", "p99")),
+            "steady" if cell["is_stable"] else "still grew",
         ]
         for cell in served
     ]
-    head = ["model, limit: engine", "requests/s", "TBT p50, ms", "p99", "TTFT p50, ms", "p99"]
+    head = ["model, limit: engine", "requests/s", "TBT p50, ms", "p99", "TTFT p50, ms", "p99", "queue"]
     return rows_or_none(head, rows)
 
 

@@ -85,7 +85,8 @@ def served(case: Case, how: How, **asked: Any) -> dict[str, Any] | None:
     if rate <= asked["least_rps"]:
         return None
     times = {"p50": 12.5, "p99": 19.5}
-    return case.cell() | {"goodput_rps": rate, "ttft_ms": times, "tbt_ms": times}
+    found = {"goodput_rps": rate, "ttft_ms": times, "tbt_ms": times}
+    return case.cell() | found | {"is_stable": case.order == "fcfs"}
 
 
 @pytest.fixture
@@ -124,12 +125,12 @@ def test_ratios_and_the_table_name_policy_and_order(results) -> None:
     assert [rows[name]["value"] for name in names] == [9 / 8, 9 / 8]
     _, _, *table = window_table(results.cells).splitlines()
     assert table == [
-        f"| qwen3-8b, 20 ms: {engine} | {rate} | 12.5 | 19.5 | 12 | 20 |"
-        for engine, rate in (
-            ("vLLM, stock, 400 tokens a step", 8.0),
-            ("smkern's `Multiplexer`, `adaptive`, `fcfs`", 9.0),
-            ("smkern's `Multiplexer`, `adaptive`, `slack`", 9.0),
-            ("smkern's `Multiplexer`, `chunked`, `fcfs`", 9.0),
+        f"| qwen3-8b, 20 ms: {engine} | {rate} | 12.5 | 19.5 | 12 | 20 | {queue} |"
+        for engine, rate, queue in (
+            ("vLLM, stock, 400 tokens a step", 8.0, "steady"),
+            ("smkern's `Multiplexer`, `adaptive`, `fcfs`", 9.0, "steady"),
+            ("smkern's `Multiplexer`, `adaptive`, `slack`", 9.0, "still grew"),
+            ("smkern's `Multiplexer`, `chunked`, `fcfs`", 9.0, "steady"),
         )
     ]
 

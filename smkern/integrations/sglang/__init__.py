@@ -4,7 +4,7 @@ SGLang finds `register` by the entry point `sglang.srt.plugins`; nothing else is
 the backend is asked for:
 
     python -m sglang.launch_server --model-path Qwen/Qwen3-8B \\
-        --attention-backend smkern --page-size 16 --disable-prefill-cuda-graph
+        --attention-backend smkern --page-size 16
 """
 
 from __future__ import annotations
