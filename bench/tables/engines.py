@@ -70,7 +70,8 @@ def window_table(cells: Iterable[dict[str, Any]]) -> str:
         ]
         for cell in served
     ]
-    head = ["model, limit: engine", "requests/s", "TBT p50, ms", "p99", "TTFT p50, ms", "p99", "queue"]
+    times = ["TBT p50, ms", "p99", "TTFT p50, ms", "p99"]
+    head = ["model, limit: engine", "requests/s", *times, "queue"]
     return rows_or_none(head, rows)
 
 

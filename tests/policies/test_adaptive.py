@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.policies import Adaptive, Ended
+from smkern.policies.adaptive import Mode
 from tests.policies.snapshots import LAYERS, RUNGS, batch, moment, waiting
 
 ROWS = (500,) * 10
@@ -160,9 +161,17 @@ def test_layers_between_steps_where_no_chunk_fits() -> None:
     assert policy.decide(NOW).reason.startswith("turns")
     chunks = Adaptive(Tiles(), tbt_slo_ms=10.0, modes=("mixed",))
     assert chunks.decide(NOW).chunk_tokens == 54
-    # 12 ms hold a chunk: then a turn is not looked at.
-    roomy = Adaptive(Tiles(), tbt_slo_ms=12.0, modes=("mixed", "turns"))
-    assert roomy.decide(NOW).reason.startswith("mixed: step 10.3 ms")
+
+
+def test_a_chunk_gives_way_to_layers_between_steps_where_it_is_far_slower() -> None:
+    def reason(limit_ms: float, *modes: Mode) -> str:
+        return Adaptive(Tiles(), tbt_slo_ms=limit_ms, modes=modes).decide(NOW).reason
+
+    assert reason(12.0, "mixed") == "mixed: step 10.3 ms, 5.2 tokens/ms"
+    assert reason(12.0, "mixed", "turns") == "turns: step 10.8 ms, 10.3 tokens/ms"
+    # 0.72 of what layers would do is near enough.
+    assert reason(13.0, "turns") == "turns: step 12.2 ms, 13.7 tokens/ms"
+    assert reason(13.0, "mixed", "turns") == "mixed: step 11.9 ms, 9.9 tokens/ms"
 
 
 def test_chunks_over_their_aim_give_way_once_too_many_tokens_were_late() -> None:
