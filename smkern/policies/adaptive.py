@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
-from typing import Literal, get_args
+from typing import get_args
 
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Corrected, Size
@@ -21,6 +20,7 @@ from smkern.policies.pricing import Chunks, Prices
 from smkern.policies.saturation import Saturation
 from smkern.policies.search import largest, least
 from smkern.policies.snapshot import Snapshot
+from smkern.policies.way import Mode, Way
 
 PREFILL_TOKENS = 2048
 """New tokens of a batch of prompts beside decode steps, at least: the last of it waits for all of
@@ -54,30 +54,6 @@ SPENT = 0.2
 of short outputs were late in 1%, and with none Azure's conversations lost 8% at 15 ms."""
 ROOM_TO_GROW = 0.95
 """Share of the limit that a decode step may take when requests are admitted: its rows grow."""
-
-Mode = Literal["mixed", "split", "turns"]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A way to go on with prompts.
-
-    Attributes:
-        mode: "mixed": a chunk in the decode forward; "split": layers beside decode steps; "turns":
-            layers between them.
-        rate: New tokens a microsecond.
-        rung: SMs of the decode side, where it splits.
-        step_us: Decode step, as predicted, with what runs before it in turns.
-        chunk: New tokens of a mixed forward, at most.
-        most_us: What a step of a split may take for those who join.
-    """
-
-    mode: Mode
-    rate: float
-    rung: int | None
-    step_us: float
-    chunk: int = 0
-    most_us: float = inf
 
 
 class Adaptive(BasePolicy):
@@ -230,7 +206,9 @@ class Adaptive(BasePolicy):
         tokens = self._batch_tokens(snapshot)
         chunks = tuple(chunks_of(batch, tokens))
         mixed = self._mixed(snapshot, prices, batch) if "mixed" in self._modes else None
-        turns = self._turns(snapshot, prices, chunks) if "turns" in self._modes else None
+        turns = None
+        if "turns" in self._modes and self._is_slow(snapshot, prices, mixed):
+            turns = self._turns(snapshot, prices, chunks)
         if mixed is not None and turns is not None:
             if mixed.step_us <= self._aim_us("mixed"):
                 turns = turns if mixed.rate <= FAR_SLOWER * turns.rate else None
@@ -323,7 +301,7 @@ class Adaptive(BasePolicy):
         aim_us = self._aim_us("turns") - self._gone_us(snapshot)
         return min(prices.layers_within(chunks, aim_us), snapshot.num_layers)
 
-    def _mixed(self, snapshot: Snapshot, prices: Prices, batch: Batch) -> Plan | None:
+    def _mixed(self, snapshot: Snapshot, prices: Prices, batch: Batch) -> Way | None:
         aim_us = self._aim_us("mixed")
         most = snapshot.max_tokens
         tokens, us = self._size.largest(snapshot, prices, batch, most, aim_us)
@@ -336,9 +314,18 @@ class Adaptive(BasePolicy):
         rate = min(useful, tokens) / us
         if snapshot.rung is not None:  # a step has to end first
             rate *= CHANGING
-        return Plan("mixed", rate, None, us, chunk=tokens)
+        return Way("mixed", rate, None, us, chunk=tokens)
 
-    def _split(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
+    def _is_slow(self, snapshot: Snapshot, prices: Prices, mixed: Way | None) -> bool:
+        """Whether a chunk takes more than its time, or may be far slower than layers between steps;
+        these are priced then."""
+        if mixed is None or mixed.step_us > self._aim_us("mixed"):
+            return True
+        layers, total = snapshot.num_layers, snapshot.num_sms
+        left = 1.0 - prices.step_us(total) / self._aim_us("turns")
+        return mixed.rate * self._saturation.token_us(layers, total) <= FAR_SLOWER * left
+
+    def _split(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Way | None:
         """A batch by layers beside decode steps, as long ones as those who join may wait for."""
         aim_us, total = self._aim_us("split"), snapshot.num_sms
         is_cut = chunks[-1][0] < snapshot.waiting[len(chunks) - 1].tokens
@@ -362,9 +349,9 @@ class Adaptive(BasePolicy):
         rate = sum(new for new, _ in chunks) / us
         if snapshot.rung is None:
             rate *= CHANGING
-        return Plan("split", rate, rung, step_us, most_us=most_us)
+        return Way("split", rate, rung, step_us, most_us=most_us)
 
-    def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
+    def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Way | None:
         """A batch by layers between decode steps, on the whole device."""
         if snapshot.prefill_queued:
             return None
@@ -376,7 +363,7 @@ class Adaptive(BasePolicy):
         rate = share * sum(new for new, _ in chunks) / us
         if snapshot.rung is not None:
             rate *= CHANGING
-        return Plan("turns", rate, None, us)
+        return Way("turns", rate, None, us)
 
     def _rung(
         self, snapshot: Snapshot, prices: Prices, chunks: Chunks, most_us: float

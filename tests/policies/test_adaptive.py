@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.policies import Adaptive, Ended
-from smkern.policies.adaptive import Mode
+from smkern.policies.way import Mode
 from tests.policies.snapshots import LAYERS, RUNGS, batch, moment, waiting
 
 ROWS = (500,) * 10

@@ -1,0 +1,31 @@
+"""A way to go on with prompts, and what it is like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+Mode = Literal["mixed", "split", "turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to go on with prompts.
+
+    Attributes:
+        mode: "mixed": a chunk in the decode forward; "split": layers beside decode steps; "turns":
+            layers between them.
+        rate: New tokens a microsecond.
+        rung: SMs of the decode side, where it splits.
+        step_us: Decode step, as predicted, with what runs before it in turns.
+        chunk: New tokens of a mixed forward, at most.
+        most_us: What a step of a split may take for those who join.
+    """
+
+    mode: Mode
+    rate: float
+    rung: int | None
+    step_us: float
+    chunk: int = 0
+    most_us: float = inf
