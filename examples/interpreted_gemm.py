@@ -6,6 +6,7 @@ Triton chooses the interpreter when it is imported, so this needs a process of i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -108,6 +109,8 @@ def checks(budgets: tuple[int, ...] = (1, 3, 7, 16)) -> Iterator[Check]:
 @click.command("interpreted")
 def command() -> None:
     """Run our GEMM in Triton's interpreter at several budgets; exit 1 if a value is wrong."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise click.UsageError("set TRITON_INTERPRET=1: Triton reads it as it is imported")
     found = list(checks())
     for check in found:
         click.echo(str(check))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 
 def show(prompt: str, url: str, *, key: str = "none", max_tokens: int = 64) -> str:
@@ -29,4 +29,9 @@ def show(prompt: str, url: str, *, key: str = "none", max_tokens: int = 64) -> s
 
 
 if __name__ == "__main__":
-    show(*sys.argv[1:2] or ["An SM is"], *sys.argv[2:3] or ["http://127.0.0.1:8000/v1"])
+    (prompt,) = sys.argv[1:2] or ["An SM is"]
+    (url,) = sys.argv[2:3] or ["http://127.0.0.1:8000/v1"]
+    try:
+        show(prompt, url)
+    except APIConnectionError:
+        sys.exit(f"nothing answers at {url}: start one with `smkern serve --model MODEL`")

@@ -153,6 +153,14 @@ class LazyGroup(click.Group):
         checked.params = [_checked(option) for option in command.params]
         return checked
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if not args[0].startswith("-") and args[0] not in names:
+            ctx.fail(f"no command {args[0]!r}: there is {', '.join(names)}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, help) for name, (_, help) in self.modules.items()]
         for name, command in self.commands.items():

@@ -44,8 +44,9 @@ PARTITION_BACKENDS: dict[str, dict[str, Any]] = {
 """All ways to confine work, as options of `smkern.ladder`."""
 
 WITHOUT_GPU = (
-    "plan: the cost model picks a GEMM configuration for any shape and SM budget of an H200 "
-    "(shipped profile and tables)",
+    "plan: which GEMM kernel an H200 would run for any shape and SM budget, by the shipped tables "
+    "and the cost model (smkern.explain_gemm)",
+    "simulate: smkern replay compares policies on a simulated H200 or H100",
     "compute: operators on CPU tensors run their plain torch reference",
     "check kernels: Triton's interpreter runs them, and they compile ahead of time for "
     "sm_80 and sm_90a (make test)",

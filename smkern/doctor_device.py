@@ -151,7 +151,7 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
                 detail += f"; tuned with Triton {', '.join(other)}, this is {here}: {CHECK}"
             yield Finding("Tuned tables", name, "note" if other else "ok", detail)
         else:
-            remedy = "" if name == "shipped" else f"; the cost model decides; to tune: {TUNE}"
+            remedy = "" if name == "shipped" else f"; to tune: {TUNE}"
             detail = f"none for {gpu}{remedy}"
             yield Finding("Tuned tables", name, "absent", detail)
     own = load_constants(gpu) is not DEFAULTS
@@ -175,14 +175,14 @@ def _latency_tables(info: DeviceInfo) -> tuple[Status, str]:
     gpu, measure = info.name, "measure: smkern profile --model <name>"
     if not (models := shipped(gpu)):
         near = nearest(info)[0].info.name
-        return "note", f"none for {gpu}: told from {near}'s by its ceilings, or {measure}"
+        return "note", f"none for {gpu}: predicted from {near}'s by its ceilings, or {measure}"
     tables = {model: read_timings(shipped_path(model, gpu)) for model in models}
     stale = [
         model
         for model, (cells, sizes) in tables.items()
         if cells.meta.get("kernels") not in (None, kernels_hash(gpu, sizes))
     ]
-    detail = f"{', '.join(models)} for {gpu}; others told from these"
+    detail = f"{', '.join(models)} for {gpu}; other models predicted from these"
     if stale:
         others = "; of other kernels or tables (smkern autotune's included) than these: "
         detail += f"{others}{', '.join(stale)}, {measure}"

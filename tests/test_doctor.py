@@ -201,13 +201,14 @@ def test_every_gpu_is_examined_to_the_end(info, fake_gpu, monkeypatch) -> None:
         measured = f"shipped, measured by smkern's authors on {info.name}"
         assert measured in found["ceilings"].detail
         assert found["step times"].status == "ok"
-        assert f"qwen3-8b for {info.name}; others told" in found["step times"].detail
+        assert f"qwen3-8b for {info.name}; other models predicted" in found["step times"].detail
         assert re.match(r"gemm [\d,]+, gemm_fp8 [\d,]+, attention \d", found["shipped"].detail)
     else:
         assert f"scaled from {nearest(info).name}'s" in found["ceilings"].detail
         assert "smkern bench ceilings --save" in found["ceilings"].detail
         assert found["shipped"].detail == f"none for {info.name}"
-        assert f"told from {nearest(info).name}'s by its ceilings" in found["step times"].detail
+        predicted = f"predicted from {nearest(info).name}'s by its ceilings"
+        assert predicted in found["step times"].detail
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,11 @@ def known(names: Iterable[str], of: Sequence[str], what: str) -> tuple[str, ...]
     """Names, all of them known.
 
     Raises:
-        UnknownNameError: naming those that are not.
+        UnknownNameError: naming those that are not; or there are none.
     """
     found = tuple(names)
+    if not found:
+        raise UnknownNameError(f"no {what} is given: name some of {', '.join(of)}")
     unknown = [name for name in found if name not in of]
     if unknown:
         raise UnknownNameError(f"no {what} {', '.join(unknown)}: there is {', '.join(of)}")
@@ -167,5 +169,10 @@ def checked_policies(
 def checked_traces(names: Iterable[str]) -> tuple[str, ...]:
     found = tuple(names)
     parts = [part for name in found if not Path(name).suffix for part in name.split("+")]
-    known(parts, (*FILES, *GENERATORS), "trace")
+    if found and not parts:
+        return found
+    try:
+        known(parts, (*FILES, *GENERATORS), "trace")
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{error}; or the path of a .csv or .jsonl") from None
     return found

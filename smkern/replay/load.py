@@ -48,8 +48,8 @@ def load_trace(source: Path | str, *, requests: int = DEFAULT_REQUESTS, seed: in
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(
             f"{path} cannot be read ({error}); recorded traces do not come with "
-            "smkern: give a .csv in Azure's or a .jsonl in Mooncake's format, or a generated one: "
-            f"{', '.join(GENERATORS)}"
+            "smkern: give a .csv in Azure's or a .jsonl in Mooncake's format (docs/replay.md says "
+            f"where they are), or a generated one: {', '.join(GENERATORS)}"
         ) from error
     rows = _azure(text) if path.suffix == ".csv" else _mooncake(text)
     found = list(_ordered(path, rows))

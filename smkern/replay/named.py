@@ -63,7 +63,10 @@ def policy_named(
     known = signature(make).parameters
     unknown = [key for key in given if key not in known]
     if unknown:
-        raise ArgumentError(f"policy {spec!r} has no {', '.join(unknown)}: {', '.join(known)}")
+        settable = [key for key in known if key != "predictor"]
+        raise ArgumentError(
+            f"policy {spec!r} has no {', '.join(unknown)}; its settings are {', '.join(settable)}"
+        )
     if "chunk_tokens" in given:  # a chunk of its own, whatever the limit
         tbt_slo_ms = None
     settings = {"predictor": predictor, "tbt_slo_ms": tbt_slo_ms, "order": order, **given}

@@ -40,7 +40,7 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 @click.option("--tbt-ms", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
               help="Limit of the time between two tokens, for the policy.")  # fmt: skip
 @click.option("--order", default="slack", show_default=True,
-              help="Who of those that wait is first: fcfs, deadline, shortest, slack.")  # fmt: skip
+              help="Which request goes first: fcfs, deadline, shortest, slack.")  # fmt: skip
 @click.option("--table", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               default=None, help="A latency table of your own.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None,
@@ -214,6 +214,13 @@ def begin_engine(connection: Connection, options: dict[str, Any]) -> None:
 
 
 def _open(options: dict[str, Any]) -> Any:
+    from smkern.device import has_gpu
     from smkern.server.model import EngineOptions, open_runtime
 
+    if options["device"] is None and not has_gpu():  # asked here: the server does without torch
+        click.echo(
+            f"torch sees no GPU: {options['model']} runs in plain torch on CPU tensors; with "
+            "billions of parameters loading alone takes minutes",
+            err=True,
+        )
     return open_runtime(EngineOptions(**options))

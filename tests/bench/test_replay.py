@@ -250,6 +250,8 @@ def test_options_that_cannot_be(words: list[str], said: str) -> None:
     ("words", "error"),
     [
         (["--policy", "best"], UnknownNameError),
+        (["--policy", ""], UnknownNameError),
+        (["--trace", ""], UnknownNameError),
         (["--policy", "stock_chunked"], UnknownNameError),
         (["--policy", "chunked,oracle"], UnknownNameError),
         (["--order", "last"], UnknownNameError),

@@ -107,7 +107,7 @@ def test_policies_by_name() -> None:
     assert "max_prefill_tokens=64" in repr(policy_named("static_split:32:max_prefill_tokens=64"))
     for spec, words in (
         ("best", "there is .*chunked"),
-        ("chunked:size=3", "has no size"),
+        ("chunked:size=3", "has no size; its settings are chunk_tokens, tbt_slo_ms"),
         ("temporal:3", "name what '3' is: temporal:key=3"),
         ("chunked:many", "chunk_tokens='many'"),
     ):

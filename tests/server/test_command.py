@@ -68,6 +68,14 @@ def stream(client: OpenAI, count: int) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("device", "said"), [(None, True), ("cpu", False)])
+def test_without_a_gpu_it_says_where_the_model_runs(device, said, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("smkern.device.has_gpu", lambda: False)
+    monkeypatch.setattr("smkern.server.model.open_runtime", lambda options: options)
+    smkern.server.command._open({"model": "qwen3-8b", "device": device})
+    assert ("no GPU: qwen3-8b runs in plain torch" in capsys.readouterr().err) == said
+
+
 def test_sigterm_lets_streams_end_and_the_process_with_them(folder: Path) -> None:
     with served(folder) as (process, client):
         parts = stream(client, 150)
