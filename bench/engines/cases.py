@@ -54,7 +54,7 @@ class EngineLoad:
     rows: int = 64
     context: int = 2048
     prompt: int = 4096
-    limits_ms: tuple[float, ...] = (15, 20, 30)
+    limits_ms: tuple[float, ...] = LIMITS_MS["qwen3-8b"]
     budgets: tuple[int, ...] = tuple(range(112, 2049, 16))
 
     def cell(self, name: str, provider: str, value: float, unit: str, **more: Any) -> Cell:

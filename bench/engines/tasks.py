@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 from smkern.bench.engines.cases import (
@@ -50,7 +50,7 @@ class VllmTasks:
     Attributes:
         load: What is served.
         provider: "vllm", "vllm+smkern" or "vllm+linear".
-        engine: Makes the engine, when the first task needs it.
+        engine: The engine; called when a task needs it, made once.
         results: Has the tries of earlier runs.
         steps: Steps of a figure.
     """
@@ -60,7 +60,6 @@ class VllmTasks:
     engine: Callable[[], Watching]
     results: Results
     steps: int = STEPS
-    _made: list[Watching] = field(default_factory=list)
 
     def tasks(self) -> Iterator[Task]:
         yield DECODE, self._decode
@@ -68,20 +67,14 @@ class VllmTasks:
         for limit_ms in self.load.limits_ms:
             yield _served(limit_ms), partial(self._under, limit_ms)
 
-    def ready(self) -> Watching:
-        """The engine, made when it is first asked for."""
-        if not self._made:
-            self._made.append(self.engine())
-        return self._made[0]
-
     def _decode(self) -> Iterator[Cell]:
-        found = self.ready().watch(None, self.steps)
+        found = self.engine().watch(None, self.steps)
         figures = found.figures()
         value = figures["tbt_p50_ms"]
         yield self.load.cell(DECODE, self.provider, value, "ms") | figures
 
     def _prefill(self) -> Iterator[Cell]:
-        rate = self.ready().prefill_rate()
+        rate = self.engine().prefill_rate()
         yield self.load.cell(PREFILL, self.provider, round(rate, 3), "tokens/ms")
 
     def _under(self, limit_ms: float) -> Iterator[Cell]:
@@ -91,14 +84,14 @@ class VllmTasks:
             key = cell_key(self._cell(TRY, Steps(), budget=budget))
             known = self.results.by_key.get(key)
             if known is None:
-                known = self._cell(TRY, self.ready().watch(budget, TRY_STEPS), budget=budget)
+                known = self._cell(TRY, self.engine().watch(budget, TRY_STEPS), budget=budget)
                 yield known
             return bool(known["tbt_p99_ms"] <= limit_ms)
 
         budgets = self.load.budgets
         best = yield from last_kept(budgets, keeps)
         for budget in reversed(budgets[max(best - AROUND, 0) : best + AROUND]):
-            found = self.ready().watch(budget, self.steps)
+            found = self.engine().watch(budget, self.steps)
             cell = self._cell(SERVED, found, limit=f"{limit_ms:g}ms") | {"budget": budget}
             if found.p99_ms <= limit_ms:
                 break
@@ -113,12 +106,13 @@ class VllmTasks:
 def vllm_tasks(load: EngineLoad, provider: str, results: Results, steps: int) -> VllmTasks:
     """Tasks of stock vLLM, or of vLLM with parts of smkern."""
 
-    def make() -> Watching:
+    @cache
+    def engine() -> Watching:
         from smkern.bench.engines.vllm_engine import VllmEngine
 
         return VllmEngine(load, **vllm_options(provider))
 
-    return VllmTasks(load, provider, make, results, steps)
+    return VllmTasks(load, provider, engine, results, steps)
 
 
 @dataclass(slots=True)
