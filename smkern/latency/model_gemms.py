@@ -27,7 +27,7 @@ def problems_of(
     if config.quantization is not None:
         return tuple(whole)
     found = [
-        GemmProblem(tokens, config.qkv_size, hidden),
+        GemmProblem(tokens, config.qkv_size, hidden, epilogue=Epilogue(bias=config.qkv_bias)),
         GemmProblem(tokens, hidden, config.q_size, epilogue=residual),
         *whole,
     ]

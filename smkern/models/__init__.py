@@ -1,4 +1,4 @@
-"""Llama-3, Qwen3 and Qwen3-MoE decoders made of SM-aware operators.
+"""Llama-3, Mistral, Qwen2, Qwen3 and Qwen3-MoE decoders made of SM-aware operators.
 
 >>> from smkern.models import Decoder, Weights, preset
 >>> config = preset("qwen3-8b")

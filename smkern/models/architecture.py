@@ -12,9 +12,11 @@ from smkern.limits import MAX_SIZE
 if TYPE_CHECKING:
     import torch
 
-Architecture = Literal["llama", "qwen3", "qwen3_moe"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }

@@ -29,10 +29,11 @@ _BF16 = cast("torch.dtype", "bf16, looked up when it is asked for")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The sizes of a Llama-3, Qwen3 or Qwen3-MoE decoder.
+    """The sizes of a decoder of one of the architectures that are served.
 
     Attributes:
-        architecture: "llama", "qwen3" (with QK norm) or "qwen3_moe".
+        architecture: "llama", "mistral", "qwen2" (with a bias of queries, keys and values), "qwen3"
+            (with QK norm) or "qwen3_moe".
         vocab_size: Rows of the embedding and of the head.
         hidden_size: Width of the residual stream.
         intermediate_size: Width of a dense MLP; 0 where there is none.
@@ -154,7 +155,12 @@ class ModelConfig:
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normed by head."""
-        return self.architecture != "llama"
+        return self.architecture in ("qwen3", "qwen3_moe")
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have a bias."""
+        return self.architecture == "qwen2"
 
     @property
     def q_size(self) -> int:
@@ -198,7 +204,8 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Parameters of the whole model; a tied head counts once."""
         hidden, heads = self.hidden_size, 2 * self.head_dim if self.qk_norm else 0
-        layer = self._linear_parameters + 2 * hidden + heads
+        biases = self.qkv_size if self.qkv_bias else 0
+        layer = self._linear_parameters + 2 * hidden + heads + biases
         if self.moe is not None:
             layer += self.moe.num_experts * hidden
         tables = (1 if self.tied else 2) * self.vocab_size * hidden

@@ -1,4 +1,4 @@
-"""A Llama-3, Qwen3 or Qwen3-MoE decoder made of SM-aware operators, a layer at a time."""
+"""A decoder made of SM-aware operators, a layer at a time."""
 
 from __future__ import annotations
 
@@ -215,8 +215,8 @@ class Decoder:
         else:  # the sum of the layer before has normed it
             x, x_scale, w_scale = quantized(b.normed, layer.scales.qkv, b.fp8.hidden, num_sms)
         ops.gemm(
-            x, layer.qkv, a_scale=x_scale, w_scale=w_scale, out=b.qkv, static_weights=True,
-            batch_invariant=self.batch_invariant, num_sms=num_sms,
+            x, layer.qkv, bias=layer.qkv_bias, a_scale=x_scale, w_scale=w_scale, out=b.qkv,
+            static_weights=True, batch_invariant=self.batch_invariant, num_sms=num_sms,
         )  # fmt: skip
         ops.qk_norm_rope_append(
             b.q, b.k, b.v, k_cache, v_cache, step.page_table, step.kv_lens,

@@ -1,4 +1,4 @@
-"""Hugging Face configurations of the three families; what is not served is refused."""
+"""Hugging Face configurations of what is served; the rest is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
     hidden_size = _need(hf, "hidden_size")
     if hf.get("head_dim") is not None:
         head_dim = _need(hf, "head_dim")
-    elif architecture != "llama":
+    elif architecture.startswith("qwen3"):
         raise ConfigError("head_dim is missing: add it to config.json")
     else:
         head_dim = hidden_size // max(num_q_heads, 1)
@@ -106,11 +106,12 @@ def _architecture(hf: Mapping[str, Any]) -> Architecture:
 def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
     """Raise ConfigError for options that change the maths and are not served."""
     wanted: dict[str, tuple[Any, ...]] = {
-        "attention_bias": (None, False),
         "mlp_bias": (None, False),
         "hidden_act": (None, "silu"),
         "is_encoder_decoder": (None, False),
     }
+    if architecture != "qwen2":  # whose layers have one, whatever a file says
+        wanted["attention_bias"] = (None, False)
     if architecture == "qwen3_moe":
         wanted |= {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [], ())}
     for name, served in wanted.items():
@@ -120,10 +121,11 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
                 f"{name}={value!r}: the operators serve {served[-1]!r} alone; convert the "
                 "checkpoint, or choose another model"
             )
-    windows = hf.get("sliding_window")
+    # Mistral's files that do not say it mean transformers' default.
+    windows = hf.get("sliding_window", 4096 if architecture == "mistral" else None)
     layers = [kind for kind in _names(hf, "layer_types") if kind != "full_attention"]
-    # Qwen3 has a sliding_window that use_sliding_window turns off.
-    used = bool(hf.get("use_sliding_window", architecture == "llama"))
+    # Qwens have a sliding_window that use_sliding_window turns off.
+    used = bool(hf.get("use_sliding_window", not architecture.startswith("qwen")))
     if layers or (windows is not None and used):
         raise ConfigError(
             f"sliding_window={windows!r} on {len(layers) or 'all'} layers: the decoder's layers "

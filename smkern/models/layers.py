@@ -59,6 +59,7 @@ class AttentionWeights:
     Attributes:
         input_norm: [hidden_size].
         qkv: [(q_heads + 2 kv_heads) * head_dim, hidden_size]: queries, keys, values.
+        qkv_bias: [(q_heads + 2 kv_heads) * head_dim], or None.
         q_norm: [head_dim], or None.
         k_norm: Likewise.
         o: [hidden_size, q_heads * head_dim].
@@ -68,6 +69,7 @@ class AttentionWeights:
 
     input_norm: Tensor
     qkv: Tensor
+    qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
     o: Tensor
@@ -126,6 +128,7 @@ def empty_layer(config: ModelConfig, make: Make) -> Layer:
     stored = dtype if config.quantization is None else FP8
     input_norm = make(hidden, dtype=dtype)
     qkv = make(config.qkv_size, hidden, dtype=stored)
+    qkv_bias = make(config.qkv_size, dtype=dtype) if config.qkv_bias else None
     q_norm = make(config.head_dim, dtype=dtype) if config.qk_norm else None
     k_norm = make(config.head_dim, dtype=dtype) if config.qk_norm else None
     o, post_norm = make(hidden, config.q_size, dtype=stored), make(hidden, dtype=dtype)
@@ -134,7 +137,7 @@ def empty_layer(config: ModelConfig, make: Make) -> Layer:
         gate_up = make(2 * width, hidden, dtype=stored)
         down = make(hidden, width, dtype=stored)
         return DenseLayer(
-            input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down,
+            input_norm, qkv, qkv_bias, q_norm, k_norm, o, post_norm, gate_up, down,
             scales=_empty_scales(config, [qkv, o, gate_up, down], make),
         )  # fmt: skip
     width, experts = moe.intermediate_size, moe.num_experts
@@ -142,7 +145,7 @@ def empty_layer(config: ModelConfig, make: Make) -> Layer:
     gate_up = make(experts, 2 * width, hidden, dtype=stored)
     down = make(experts, hidden, width, dtype=stored)
     return MoeLayer(
-        input_norm, qkv, q_norm, k_norm, o, post_norm, router, gate_up, down,
+        input_norm, qkv, qkv_bias, q_norm, k_norm, o, post_norm, router, gate_up, down,
         scales=_empty_scales(config, [qkv, o, gate_up, down], make),
     )  # fmt: skip
 

@@ -85,6 +85,9 @@ def _layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor]]:
     sizes = [config.q_size, config.kv_size, config.kv_size]
     names = [f"self_attn.{name}_proj" for name in "qkv"]
     yield from _stacked(names, layer.qkv, sizes, scales.qkv)
+    if layer.qkv_bias is not None:
+        for name, part in zip(names, layer.qkv_bias.split(sizes), strict=True):
+            yield f"{name}.bias", part
     if layer.q_norm is not None and layer.k_norm is not None:
         yield "self_attn.q_norm.weight", layer.q_norm
         yield "self_attn.k_norm.weight", layer.k_norm

@@ -38,6 +38,33 @@ _LLAMA = ModelConfig(
     rms_eps=1e-5,
     eos_token_ids=(128_001,),
 )
+_MISTRAL_NEMO = ModelConfig(
+    architecture="mistral",
+    vocab_size=131_072,
+    hidden_size=5120,
+    intermediate_size=14_336,
+    num_layers=40,
+    num_q_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope=Rope(128, theta=1e6),
+    max_position=131_072,
+    rms_eps=1e-5,
+    eos_token_ids=(2,),
+)
+_QWEN25 = ModelConfig(
+    architecture="qwen2",
+    vocab_size=152_064,
+    hidden_size=3584,
+    intermediate_size=18_944,
+    num_layers=28,
+    num_q_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    rope=Rope(128, theta=1e6),
+    max_position=131_072,
+    eos_token_ids=(151_643,),
+)
 _QWEN3_MOE = ModelConfig(
     architecture="qwen3_moe",
     hidden_size=2048,
@@ -72,21 +99,22 @@ def presets() -> dict[str, ModelConfig]:
     }
     blocks = Quantization("fp8-block")
     in_fp8 = {f"{name}-fp8": x.replace(quantization=blocks) for name, x in qwen3.items()}
-    return {"llama-3.1-8b": _LLAMA, **qwen3, **in_fp8}
+    others = {"llama-3.1-8b": _LLAMA, "mistral-nemo": _MISTRAL_NEMO, "qwen2.5-7b": _QWEN25}
+    return {**others, **qwen3, **in_fp8}
 
 
 def preset(name: str) -> ModelConfig:
     """A model's configuration by name, whatever the case.
 
     Args:
-        name: "llama-3.1-8b", "qwen3-8b", "qwen3-14b", "qwen3-32b" or "qwen3-30b-a3b"; of Qwen3
-            also with "-fp8" behind it, linear layers in blocks.
+        name: "llama-3.1-8b", "mistral-nemo", "qwen2.5-7b", "qwen3-8b", "qwen3-14b", "qwen3-32b" or
+            "qwen3-30b-a3b"; of Qwen3 also with "-fp8" behind it, linear layers in blocks.
 
     Raises:
         ConfigError: no such preset.
 
-    Source: the models' published config.json; Llama 3 (arXiv 2407.21783) table 3, Qwen3
-        (arXiv 2505.09388) tables 1 and 2.
+    Source: the models' published config.json; Llama 3 (arXiv 2407.21783) table 3, Qwen2.5
+        (arXiv 2412.15115) table 1, Qwen3 (arXiv 2505.09388) tables 1 and 2.
 
     Example:
         >>> from smkern.models import preset

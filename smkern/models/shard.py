@@ -89,18 +89,19 @@ class Shard:
 
         Args:
             name: Its Hugging Face name.
-            tensor: The whole tensor, a weight or the scales of its blocks.
+            tensor: The whole tensor: a weight, the scales of its blocks, or a bias.
             num_kv_heads: KV heads of the whole model.
         """
-        if self.size == 1 or tensor.dim() < 2:
+        if self.size == 1 or tensor.dim() == 0:
             return tensor
+        rows = max(tensor.dim() - 2, 0)  # a bias has nothing else
         if _BY_HALVES.match(name):
             return torch.cat([self._part(half, -2) for half in tensor.chunk(2, -2)], -2)
         if _BY_KV_HEADS.match(name):
             parts = min(self.size, num_kv_heads)
-            return _part(tensor, -2, parts, self.rank * parts // self.size)
+            return _part(tensor, rows, parts, self.rank * parts // self.size)
         if _BY_ROWS.match(name):
-            return self._part(tensor, -2)
+            return self._part(tensor, rows)
         return self._part(tensor, -1) if _BY_COLUMNS.match(name) else tensor
 
     def _part(self, tensor: Tensor, dim: int) -> Tensor:

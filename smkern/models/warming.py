@@ -111,17 +111,16 @@ class ModelCalls:
             return GemmCalls(shapes, max_m, kinds, [epilogue_from(epilogue)], same)
 
         yield products([(config.vocab_size // self.tp, hidden)], self.max_batch, "none")
-        router = [] if config.moe is None else [(config.moe.num_experts, hidden)]
+        if config.moe is not None:
+            yield products([(config.moe.num_experts, hidden)], tokens, "none")
         if config.quantization is not None:
-            if router:
-                yield products(router, tokens, "none")
             yield from _fp8_calls(config, config.quantization, tokens, same, added_by)
             return
         added = [(hidden, config.q_size)]
         if config.moe is None:
             added.append((hidden, width))
             yield SwigluCalls([(width, hidden)], tokens, [config.dtype], same)
-        yield products([(config.qkv_size, hidden), *router], tokens, "none")
+        yield products([(config.qkv_size, hidden)], tokens, _of_qkv(config))
         yield products(added, tokens, added_by)
 
     def work(self, target: Target) -> Work:
@@ -136,6 +135,11 @@ def _copied(config: ModelConfig) -> list[int]:
     if config.attends_in_e4m3:
         attended = [config.q_size // 2, 2 * config.q_size // FP8_BLOCK]
     return sorted({config.hidden_size, *attended})
+
+
+def _of_qkv(config: ModelConfig) -> str:
+    """The epilogue of the product that makes queries, keys and values."""
+    return "bias" if config.qkv_bias else "none"
 
 
 def _fp8_calls(
@@ -161,7 +165,7 @@ def _fp8_calls(
         yield calls(quantized_swiglu=[(config.intermediate_size, hidden)])
     if moe is None:
         added.append((hidden, config.intermediate_size))
-    yield calls(shapes=plain)
+    yield calls(shapes=plain, epilogues=[_of_qkv(config)])
     yield calls(shapes=added, epilogues=[added_by])
     if added_by == "none":  # the norm behind a sum over GPUs is in the model's dtype
         widths += norms

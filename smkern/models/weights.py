@@ -139,6 +139,8 @@ class Weights:
             made = empty_layer(plain, make)
             for tensor in made.tensors():
                 drawn(tensor)
+            if made.qkv_bias is not None:
+                made.qkv_bias.normal_(0.0, config.initializer_range, generator=generator)
             if config.quantization is not None:
                 made = quantize_layer(made, config, index)
             if shard.size == 1:

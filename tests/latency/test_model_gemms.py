@@ -7,9 +7,10 @@ import pickle
 import pytest
 
 from smkern.latency.gemm_times import ROWS
-from smkern.latency.model_gemms import gemm_times
+from smkern.latency.model_gemms import gemm_times, problems_of
 from smkern.models import preset
 from smkern.profile import load_profile
+from smkern.tuning.config import Epilogue
 
 
 def test_gemms_of_a_model_go_up_a_stair() -> None:
@@ -26,6 +27,19 @@ def test_gemms_of_a_model_go_up_a_stair() -> None:
     assert found.us(144, 64, 1, 100) > found.us(144, 0, 1, 100)
     assert found.us(4096, 0, 1, 100) < found.us(4100, 0, 1, 100) < found.us(4352, 0, 1, 100)
     assert found.us(2 * ROWS[-1], 0, 1, 13) == pytest.approx(2 * found.us(ROWS[-1], 0, 1, 12))
+
+
+def test_a_bias_costs_what_the_plain_product_does() -> None:
+    """It has no cells of its own here: those without a bias serve it, by our own kernels."""
+    plain = preset("llama-3.1-8b")
+    biased = plain.replace(architecture="qwen2")
+    assert problems_of(biased, 64, 1)[0].epilogue == Epilogue(bias=True)
+    want, got = (gemm_times(x, load_profile("h200"), [32, 132]) for x in (plain, biased))
+    assert want is not None
+    assert got is not None
+    for at in range(2):
+        for one, other in zip(want.layer_us[at], got.layer_us[at], strict=True):
+            assert other == pytest.approx(one, rel=0.15)
 
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-8b-fp8"])

@@ -1,4 +1,4 @@
-"""Fixtures of the models' tests: small models of the three families, as transformers saves them."""
+"""Fixtures of the models' tests: small models of each family, as transformers saves them."""
 
 from __future__ import annotations
 

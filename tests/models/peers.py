@@ -15,9 +15,12 @@ from torch import Tensor
 
 from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights
 
-FAMILIES = ("llama", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""Mistral's layers are Llama's."""
 _CLASSES = {
     "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
 }
@@ -54,6 +57,8 @@ def hf_config(family: str, **changes: Any) -> Any:
     sizes = SMALL | (EXPERTS if family == "qwen3_moe" else {})
     if family == "llama":
         sizes = sizes | {"rope_parameters": LLAMA3}
+    if family == "mistral":
+        sizes = sizes | {"sliding_window": None}
     return _CLASSES[family](**(sizes | changes))
 
 
@@ -117,8 +122,9 @@ def make_peer(family: str, *, device: str = "cpu", **changes: Any) -> Peer:
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.normal_(1.0, 0.1)
-            elif parameter.dim() > 1:
-                parameter.normal_(0.0, config.initializer_range)
+            else:  # a bias is as large as what it is added to
+                std = config.initializer_range if parameter.dim() > 1 else 0.5
+                parameter.normal_(0.0, std)
             parameter.copy_(parameter.bfloat16())
     return Peer(family, model.eval())
 

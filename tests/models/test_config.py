@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from smkern.errors import ConfigError
 from smkern.models import ModelConfig, MoeConfig, Quantization, preset, presets
@@ -16,6 +17,8 @@ from tests.models.peers import FAMILIES, hf_config
 
 PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
+    "mistral-nemo": 12_247_782_400,
+    "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
@@ -44,6 +47,7 @@ def test_presets_in_fp8(name):
         ("Qwen/Qwen3-4B", "there is .*from_hf and LLM"),
         ("Qwen/Qwen3-8B", "did you mean 'qwen3-8b'.*from_hf and LLM"),
         ("meta-llama/Llama-3.1-8B-Instruct", "did you mean 'llama-3.1-8b'"),
+        ("Qwen/Qwen2.5-7B-Instruct", "did you mean 'qwen2.5-7b'"),
     ],
 )
 def test_an_unknown_preset_names_a_near_one_or_all(name, words):
@@ -51,7 +55,7 @@ def test_an_unknown_preset_names_a_near_one_or_all(name, words):
         preset(name)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
 def test_a_configuration_is_the_same_from_file_mapping_and_object(family, tmp_path: Path):
     theirs = hf_config(family, architectures=[f"{_title(family)}ForCausalLM"])
     theirs.save_pretrained(tmp_path)
@@ -60,6 +64,7 @@ def test_a_configuration_is_the_same_from_file_mapping_and_object(family, tmp_pa
     assert config == ModelConfig.from_hf(json.loads((tmp_path / "config.json").read_text()))
     assert config == ModelConfig.from_hf(theirs)
     assert config.architecture == family
+    assert (config.qkv_bias, config.qk_norm) == (family == "qwen2", "qwen3" in family)
     assert config.qkv_size == 8 * 64
     assert config.eos_token_ids == (2,)
     if family == "llama":
@@ -99,6 +104,29 @@ def test_published_files_of_older_versions():
     )
     ends = (128_001, 128_008, 128_009)
     assert config == preset("llama-3.1-8b").replace(eos_token_ids=ends)
+
+
+SHARED = {"hidden_act": "silu", "initializer_range": 0.02, "tie_word_embeddings": False,
+          "max_position_embeddings": 131_072, "rope_theta": 1e6,
+          "torch_dtype": "bfloat16"}  # fmt: skip
+
+
+def test_published_files_of_qwen2_and_mistral():
+    qwen = {
+        "architectures": ["Qwen2ForCausalLM"], "eos_token_id": 151_643, "hidden_size": 3584,
+        "intermediate_size": 18_944, "max_window_layers": 28, "num_attention_heads": 28,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "sliding_window": 131_072, "use_mrope": False, "use_sliding_window": False,
+        "vocab_size": 152_064, **SHARED,
+    }  # fmt: skip
+    assert ModelConfig.from_hf(qwen) == preset("qwen2.5-7b")
+    mistral = {
+        "architectures": ["MistralForCausalLM"], "eos_token_id": 2, "head_dim": 128,
+        "hidden_size": 5120, "intermediate_size": 14_336, "num_attention_heads": 32,
+        "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "sliding_window": None, "vocab_size": 131_072, **SHARED,
+    }  # fmt: skip
+    assert ModelConfig.from_hf(mistral) == preset("mistral-nemo")
 
 
 REFUSED = [
@@ -178,15 +206,44 @@ def test_a_pipe_for_a_configuration_is_refused_before_anybody_waits(tmp_path: Pa
         ModelConfig.from_hf(tmp_path)
 
 
-def test_a_llama_that_names_a_window_uses_it():
-    """Qwen3 has a switch beside it; a Llama with a window (Mistral's way) has none."""
-    contents = hf_config("llama").to_dict() | {"sliding_window": 128}
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_model_that_names_a_window_uses_it(family):
+    """Qwens have a switch beside it; the others have none."""
+    contents = hf_config(family).to_dict() | {"sliding_window": 128}
     with pytest.raises(ConfigError, match="sliding_window=128 on all layers"):
         ModelConfig.from_hf(contents)
 
 
-def test_head_dim_follows_from_llamas_sizes():
-    contents = hf_config("llama").to_dict() | {"head_dim": None, "num_attention_heads": 2}
+def test_a_mistral_that_says_nothing_of_a_window_has_one():
+    """As transformers reads such a file."""
+    contents = hf_config("mistral").to_dict()
+    del contents["sliding_window"]
+    assert transformers.MistralConfig().sliding_window == 4096
+    with pytest.raises(ConfigError, match="sliding_window=4096 on all layers"):
+        ModelConfig.from_hf(contents)
+
+
+def test_layers_of_qwen2_with_a_window_are_refused():
+    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    with pytest.raises(ConfigError, match="sliding_window=64 on 1 layers"):
+        ModelConfig.from_hf(hf_config("qwen2", **window))
+
+
+def test_a_bias_is_qwen2s_alone():
+    """Its layers have one whatever a file says, as in transformers."""
+    said = {"attention_bias": True}
+    for family in (*FAMILIES, "mistral"):
+        contents = hf_config(family).to_dict() | said
+        if family == "qwen2":
+            assert ModelConfig.from_hf(contents) == ModelConfig.from_hf(hf_config(family))
+            continue
+        with pytest.raises(ConfigError, match="attention_bias=True: the operators serve False"):
+            ModelConfig.from_hf(contents)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_head_dim_follows_from_the_sizes(family):
+    contents = hf_config(family).to_dict() | {"head_dim": None, "num_attention_heads": 2}
     assert ModelConfig.from_hf(contents).head_dim == 64
 
 
@@ -200,4 +257,4 @@ def test_replace_is_checked():
 
 
 def _title(family: str) -> str:
-    return {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}[family]
+    return "".join(word.title() for word in family.split("_"))

@@ -21,7 +21,7 @@ COUNTS = (37, 12, 80)
 FEW = (5, 2, 9)
 """So few that hardly a value of a layer lies between two of e4m3 to within fp32's rounding."""
 TIGHT = {"rtol": 1e-3, "atol": 1e-3}
-DENSE = ("llama", "qwen3")
+DENSE = ("llama", "qwen2", "qwen3")
 KINDS = ("fp8-block", "fp8-channel", "fp8-tensor")
 
 
@@ -36,12 +36,13 @@ def rounded(x: Tensor, how: str, scale: Tensor | None = None) -> Tensor:
 class Rounding(nn.Module):
     """A linear layer that rounds its inputs as a product in fp8 does, and is exact otherwise."""
 
-    def __init__(self, weight: Tensor, round_inputs: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, linear: nn.Linear, round_inputs: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.weight, self.round_inputs = weight, round_inputs
+        self.weight, self.bias = linear.weight, linear.bias
+        self.round_inputs = round_inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.round_inputs(x) @ self.weight.T
+        return nn.functional.linear(self.round_inputs(x), self.weight, self.bias)
 
 
 def widened(weights: Weights) -> dict[str, Tensor]:
@@ -49,7 +50,7 @@ def widened(weights: Weights) -> dict[str, Tensor]:
     named, found = weights.named(), {}
     for name, tensor in named.items():
         if not is_linear(name):
-            if name.endswith((".weight", "norm")):
+            if name.endswith((".weight", ".bias", "norm")):
                 found[name] = tensor
             continue
         base = name.removesuffix(".weight")
@@ -80,7 +81,7 @@ def hub_model(weights: Weights, family: str, *, rounding: bool) -> nn.Module:
             return rounded(x, "tensor" if scale is not None else how, scale)
 
         parent = model.get_submodule(name.rpartition(".")[0])
-        setattr(parent, name.rpartition(".")[2], Rounding(module.weight.data, round_inputs))
+        setattr(parent, name.rpartition(".")[2], Rounding(module, round_inputs))
     return model
 
 

@@ -27,7 +27,7 @@ def _read(weights: Weights, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe"])
 def test_what_is_written_is_loaded(tmp_path: Path, kind: str, family: str):
     tensors = write(tmp_path, kind, family)
     weights = Weights.load(tmp_path)

@@ -25,8 +25,9 @@ def _joined(parts: list[dict[str, Tensor]], name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["fp8-block", "fp8-channel", "fp8-tensor"])
-def test_parts_of_a_seed_are_of_one_model(kind: str):
-    config = ModelConfig.from_hf(hf_config("qwen3", **SIZES)).replace(dtype=torch.float32)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_parts_of_a_seed_are_of_one_model(family: str, kind: str):
+    config = ModelConfig.from_hf(hf_config(family, **SIZES)).replace(dtype=torch.float32)
     whole = widened(Weights.random(config, 3, dtype=kind))  # type: ignore[arg-type]
     parts = [
         widened(Weights.random(config, 3, shard=Shard(rank, 2), dtype=kind))  # type: ignore[arg-type]
@@ -38,8 +39,9 @@ def test_parts_of_a_seed_are_of_one_model(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["blocks", "channels", "static"])
-def test_a_checkpoint_is_read_in_parts(tmp_path: Path, kind: str):
-    write(tmp_path, kind, **SIZES)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_checkpoint_is_read_in_parts(tmp_path: Path, family: str, kind: str):
+    write(tmp_path, kind, family, **SIZES)
     whole = Weights.load(tmp_path)
     parts = [Weights.load(tmp_path, shard=Shard(rank, 2)) for rank in range(2)]
     named = [widened(part) for part in parts]
@@ -52,7 +54,7 @@ def test_a_checkpoint_is_read_in_parts(tmp_path: Path, kind: str):
                 assert want.dim() == 2 or torch.equal(got, want)  # of inputs
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe"])
 def test_ranks_compute_what_one_does(family: str):
     """A rank's columns are whole blocks, so inputs round as they do on one."""
     moe = {"moe_intermediate_size": 256} if family == "qwen3_moe" else {}

@@ -32,6 +32,12 @@ def test_a_folder_gives_the_models_logits(peer: Peer, folder: Path):
     torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)
 
 
+def test_a_mistral_gives_its_logits(tmp_path: Path):
+    peer = make_peer("mistral")
+    peer.model.save_pretrained(tmp_path)
+    test_a_folder_gives_the_models_logits(peer, tmp_path)
+
+
 def test_shards_and_a_single_file_are_the_same(peer: Peer, folder: Path, tmp_path: Path):
     shards = tmp_path / "shards"
     _shard(peer, shards)
@@ -127,6 +133,19 @@ def test_tensors_that_do_not_fit_are_named(folder: Path, what):
         Weights.load(folder)
 
 
+@pytest.mark.parametrize("name", ["q_proj", "o_proj"])
+def test_biases_that_do_not_fit_are_named(tmp_path: Path, name: str):
+    """A Qwen2 has those of queries, keys and values, others have none."""
+    bias = f"model.layers.1.self_attn.{name}.bias"
+    for family in ("qwen2", "llama"):
+        folder = tmp_path / family
+        make_peer(family).model.save_pretrained(folder)
+        lacks = family == "qwen2" and name == "q_proj"
+        rewrite(folder, lambda t: t.pop(bias) if lacks else t.update({bias: torch.zeros(256)}))  # noqa: B023
+        with pytest.raises(WeightsError, match=f"{'lacks' if lacks else 'has'} 1 tensor: {bias}"):
+            Weights.load(folder)
+
+
 @pytest.mark.parametrize("kept", [0, 4, 300, -1])
 def test_a_truncated_file_is_named(folder: Path, kept):
     contents = (folder / SINGLE).read_bytes()
@@ -208,6 +227,9 @@ def test_random_weights_follow_from_the_seed():
     assert layer.w_gate_up.float().std().item() == pytest.approx(0.05, rel=0.02)
     assert layer.q_norm is not None
     assert layer.q_norm.eq(1).all()
+    bias = Weights.random(ModelConfig.from_hf(hf_config("qwen2"))).layers[1].qkv_bias
+    assert bias is not None
+    assert bias.float().std().item() == pytest.approx(0.08, rel=0.1)
 
 
 def test_weights_of_another_model_are_refused():

@@ -9,7 +9,7 @@ import torch
 
 from smkern.errors import ArgumentError, ConfigError, WeightsError
 from smkern.models import Decoder, ModelConfig, Shard, TensorParallel, Weights
-from tests.models.peers import Session, hf_config, make_peer, prompts
+from tests.models.peers import FAMILIES, Session, hf_config, make_peer, prompts
 from tests.models.ranks import on_ranks
 
 # qwen3 has 199 tokens in the other tests, which no number of ranks divides
@@ -31,7 +31,7 @@ def logits_of(decoder: Decoder) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_compute_what_one_does(family: str, size: int) -> None:
     peer = make_peer(family, **EVEN)
     config, state = config_of(family), peer.model.state_dict()
@@ -96,7 +96,7 @@ def test_heads_of_all_kinds(heads: int, kv_heads: int, size: int) -> None:
 
 
 def test_parts_of_random_weights_make_up_the_whole() -> None:
-    for family, tied in (("qwen3", True), ("qwen3_moe", False)):
+    for family, tied in (("qwen2", True), ("qwen3", True), ("qwen3_moe", False)):
         config = config_of(family).replace(tied=tied, num_kv_heads=1)
         whole = Weights.random(config, 5).named()
         parts = [Weights.random(config, 5, shard=Shard(rank, 2)).named() for rank in range(2)]
@@ -111,7 +111,7 @@ def test_parts_of_random_weights_make_up_the_whole() -> None:
 
 
 def test_a_rank_reads_its_part_of_a_checkpoint(tmp_path: Path) -> None:
-    for family in ("llama", "qwen3_moe"):
+    for family in ("llama", "qwen2", "qwen3_moe"):
         peer = make_peer(family, **EVEN)
         peer.model.save_pretrained(tmp_path / family)
         config = config_of(family)

@@ -37,7 +37,7 @@ def test_a_dense_models_products():
 
 def test_a_mixtures_products():
     assert _shapes("qwen3-30b-a3b") == {
-        "none, M to 8192": [(5120, 2048), (128, 2048)],
+        "none, M to 8192": [(128, 2048), (5120, 2048)],
         "residual, M to 8192": [(2048, 4096)],
         "none, M to 64": [(151_936, 2048)],
     }
@@ -45,6 +45,17 @@ def test_a_mixtures_products():
     assert [(x.hidden, x.intermediate, x.num_experts, x.top_k) for x in moe] == [
         (2048, 768, 128, 8)
     ]
+
+
+def test_a_bias_is_warmed():
+    assert _shapes("qwen2.5-7b") == {
+        "bias, M to 8192": [(4608, 3584)],
+        "residual, M to 8192": [(3584, 3584), (3584, 18_944)],
+        "none, M to 64": [(152_064, 3584)],
+    }
+    for kind in KINDS:
+        found = _fp8("qwen2.5-7b", kind=kind)
+        assert (found["bias"], found.get("none")) == ([(4608, 3584)], None)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_batch", "max_q_len"])
@@ -74,7 +85,7 @@ def _fp8(name: str, **given: Any) -> dict[str, list[Any]]:
     for call in ModelCalls(config, max_batch=64, batch_invariant=False).calls():
         assert not isinstance(call, SwigluCalls)
         if isinstance(call, GemmCalls):
-            assert set(call.shapes) <= {(151_936, config.hidden_size), (128, config.hidden_size)}
+            assert {n for n, _ in call.shapes} <= {config.vocab_size, 128}
         if isinstance(call, Fp8Calls):
             assert call.blocks == (given["kind"] == "fp8-block")
             for field in (

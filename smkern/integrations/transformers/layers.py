@@ -229,7 +229,7 @@ def _parts_of(model: Any, config: ModelConfig) -> Any:
     if missing:
         raise ConfigError(
             f"{type(model).__name__} has no {', '.join(missing)}: use a causal model such as "
-            "AutoModelForCausalLM makes of Llama, Qwen3 and Qwen3-MoE"
+            "AutoModelForCausalLM makes of Llama, Mistral and Qwen3"
         )
     if len(decoder.layers) != config.num_layers:
         raise ConfigError(
