@@ -216,7 +216,8 @@ class ModelCells:
             m, n, k, epilogue = product
             if c.quantization is not None and kernel.flop_rate > 1:
                 return "gemm_fp8", fp8.case_of(m, n, k, c.quantization.kind)
-            return "gemm", GemmCase(GemmProblem(m, n, k, "bf16", parse_epilogue(epilogue)))
+            added = "bias" if name == "qkv" and c.qkv_bias else epilogue
+            return "gemm", GemmCase(GemmProblem(m, n, k, "bf16", parse_epilogue(added)))
         if name == "append":
             turned = 0 if c.rope.rotary_dim == c.head_dim else c.rope.rotary_dim
             return "append", AppendCase(

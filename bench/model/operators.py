@@ -57,7 +57,7 @@ def _attention(model: Model, step: Step) -> dict[str, OnLayer]:
 
     return {
         "input_norm": lambda layer, i: _norm(b.hidden, layer.input_norm, eps, b.normed),
-        "qkv": lambda layer, i: _gemm(b.normed, layer.qkv, b.qkv),
+        "qkv": lambda layer, i: _gemm(b.normed, layer.qkv, b.qkv, bias=layer.qkv_bias),
         "append": append,
         "attention": attention,
         "o": lambda layer, i: _gemm(b.attended_rows, layer.o, b.hidden, residual=b.hidden),

@@ -82,6 +82,11 @@ def test_a_model_without_norms_of_heads_appends_without(profile):
     assert {(p.norm, p.rotary_dim) for p in appended} == {(False, 128)}
 
 
+def test_a_product_with_a_bias_is_measured_with_it(profile):
+    found = gemms(jobs_of(model_config("qwen2.5-7b"), profile))
+    assert {epilogue for n, k, epilogue in found if (n, k) == (4608, 3584)} == {"bias"}
+
+
 def test_a_mixture_of_experts_is_routed_and_grouped(profile):
     jobs = jobs_of(model_config("qwen3-30b-a3b"), profile)
     assert {(n, k) for n, k, _ in gemms(jobs)} == {
