@@ -48,7 +48,7 @@ class Pair:
         assert ours <= WIDER * bound, f"{ours:.2e}, transformers' {bound:.2e}"
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(request.param)
     yield made

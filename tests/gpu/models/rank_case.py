@@ -145,17 +145,17 @@ def _in_pieces(
     return is_right
 
 
-def logits(how: str) -> dict[str, Any]:
+def logits(how: str, family: str) -> dict[str, Any]:
     """Errors of a part of four layers of 8B against fp32, beside the whole's; bits."""
     tp = TensorParallel.from_env(2, "cuda", timeout_s=60)
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(11)
-    peer = make_peer("qwen3", device="cuda", **ALL_WIDE | WIDE["qwen3"])
+    peer = make_peer(family, device="cuda", **ALL_WIDE | WIDE[family])
     config = ModelConfig.from_hf(peer.model.config).replace(dtype=torch.bfloat16)
     state, texts = peer.model.state_dict(), prompts(TEXTS, config.vocab_size)
     want = peer.last_logits(texts, torch.float32)
     whole = Decoder(config, Weights.from_tensors(config, state, device=device))
-    alone = error(_logits(whole, texts)[0], want, "qwen3")
+    alone = error(_logits(whole, texts)[0], want, family)
     del whole
     weights = Weights.from_tensors(config, state, device=device, shard=tp.shard)
     part = Decoder(config, weights, tp=tp, batch_invariant=True)
@@ -166,7 +166,7 @@ def logits(how: str) -> dict[str, Any]:
     ours = tp.everyones(runs[0].cpu())
     return {
         "alone": alone,
-        "part": error(runs[0][0], want, "qwen3"),
+        "part": error(runs[0][0], want, family),
         "equal": all(torch.equal(runs[0], x) for x in (runs[1], *(y.to(device) for y in ours))),
         "equal on sides": all(torch.equal(runs[0][0], x) for x in sides),
     }

@@ -16,12 +16,14 @@ DEVICE = "cuda"
 WIDE: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 4096, "intermediate_size": 14_336, "vocab_size": 128_256,
               "num_key_value_heads": 8},
+    "qwen2": {"hidden_size": 3584, "intermediate_size": 18_944, "vocab_size": 152_064,
+              "num_attention_heads": 28, "num_key_value_heads": 4},
     "qwen3": {"hidden_size": 4096, "intermediate_size": 12_288, "vocab_size": 151_936,
               "num_key_value_heads": 8},
     "qwen3_moe": {"hidden_size": 2048, "moe_intermediate_size": 768, "vocab_size": 151_936,
                   "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8},
 }  # fmt: skip
-"""Llama-3.1-8B, Qwen3-8B and Qwen3-30B-A3B, of four layers."""
+"""Llama-3.1-8B, Qwen2.5-7B, Qwen3-8B and Qwen3-30B-A3B, of four layers."""
 ALL_WIDE: dict[str, Any] = {
     "num_attention_heads": 32,
     "head_dim": 128,

@@ -29,9 +29,11 @@ def test_sums_by_one_kernel(hidden: int, dtype: torch.dtype) -> None:
         assert outcome.result["worst"] <= 1.0
 
 
-@pytest.mark.parametrize("how", ["nccl", "one kernel"])
-def test_logits_of_two_gpus_are_those_of_one(how: str) -> None:
-    for outcome in on_processes(2, rank_case.logits, how, limit_s=LIMIT_S):
+@pytest.mark.parametrize(
+    ("how", "family"), [("nccl", "qwen3"), ("one kernel", "qwen3"), ("one kernel", "qwen2")]
+)
+def test_logits_of_two_gpus_are_those_of_one(how: str, family: str) -> None:
+    for outcome in on_processes(2, rank_case.logits, how, family, limit_s=LIMIT_S):
         assert outcome.error == ""
         found = outcome.result
         assert found["part"] <= SLACK * found["alone"], found
