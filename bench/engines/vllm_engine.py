@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ from smkern.bench.engines.cases import EngineLoad
 from smkern.bench.engines.steps import Step, Steps
 from smkern.bench.power import power_meter
 from smkern.bench.runtime.workload import frozen
-from smkern.integrations.vllm import register
+from smkern.errors import ConfigError
 from smkern.models import ModelConfig, preset
 
 NO_BUDGET = 8192
@@ -43,8 +44,11 @@ class Vllm:
     def __init__(self, model: str, max_context: int, kv_tokens: int, **options: Any) -> None:
         from vllm import LLM
 
-        if "attention_backend" in options:
-            register()  # where smkern is not installed, no entry point names it
+        if options and not entry_points(group="vllm.general_plugins", name="smkern"):
+            raise ConfigError(
+                f"vLLM with {options}: its core finds smkern by its entry point, and there is none; "
+                "pip install ."
+            )
         config = preset(model)
         given: dict[str, Any] = {
             "load_format": "dummy",
