@@ -46,8 +46,8 @@ class Vllm:
 
         if options and not entry_points(group="vllm.general_plugins", name="smkern"):
             raise ConfigError(
-                f"vLLM with {options}: its core finds smkern by its entry point, and there is none; "
-                "pip install ."
+                f"vLLM with {options}: its core finds smkern by its entry point, and there is "
+                "none; pip install ."
             )
         config = preset(model)
         given: dict[str, Any] = {

@@ -28,14 +28,17 @@ from smkern.tuning.table import Cell, CellKey, GemmCodec, Table
 if TYPE_CHECKING:
     from smkern.profile import Profile
 
+OWN_ROWS = 64
+"""Up to so many rows our kernels serve the whole device unmeasured, too; cuBLASLt from there on."""
 INVARIANT_ROWS = (8, 64, 256, 2048)
 INVARIANT_BUDGETS = (16, 60, 132)
 """Rows and SM counts over which a batch-invariant configuration is optimised."""
 
 
-Source = Literal["table", "near", "model", "warmup"]
+Source = Literal["table", "near", "model", "warmup", "library"]
 """table: a tuned cell. near: a cell of the same weights with a nearby budget or number of rows.
-model: the cost model. warmup: measured by `warmup(tune=True)`."""
+model: the cost model. warmup: measured by `warmup(tune=True)`. library: cuBLASLt, on the whole
+device where no cell has these very rows."""
 
 NEAR_MUST_GAIN = 0.97
 """The model's choice beats a neighbouring cell's only if predicted faster by more than this: the
@@ -57,7 +60,6 @@ def select_gemm(
     profile: Profile,
     tables: Table | None = None,
     *,
-    allow_cublaslt: bool = True,
     kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
     constants: CostConstants | None = None,
 ) -> Selection:
@@ -81,15 +83,29 @@ def select_gemm(
             problem.n, problem.k, problem.dtype, problem.aligned, capability, kernels,
             problem.epilogue.swiglu,
         )  # fmt: skip
-    elif tables is not None and (
-        found := tables.lookup(problem, budget, allow_cublaslt, capability)
-    ):
+    elif tables is not None and (found := tables.lookup(problem, budget, capability=capability)):
         config, source = found, "table"
     else:
         ranked = rank(problem, budget, profile, kernels=kernels, constants=constants, prune=True)
         return Selection(ranked[0].config(), "model", ranked[0].predicted_us)
     predicted_us = cost_model.predict_us(problem, config, budget, profile, constants)
     return Selection(config, source, predicted_us)
+
+
+def is_librarys(
+    problem: GemmProblem, budget: Budget, profile: Profile, tables: Table | None
+) -> bool:
+    """Whether cuBLASLt serves a problem that has no cell of its own: on the whole device.
+
+    There it can launch whatever it picks. Of 356 such problems of more than `OWN_ROWS` rows on an
+    H100 what cells of other rows and the cost model chose took 1.07 times its time, 1.73 at worst.
+    """
+    whole = budget.num_sms == profile.info.num_sms and not problem.batch_invariant
+    if not whole or problem.m <= OWN_ROWS:
+        return False
+    if tables is not None and CellKey.of(problem, budget) in tables.cells:
+        return False
+    return constraints.is_legal(problem, constraints.CUBLASLT, budget, profile.info.capability)
 
 
 def select_near(

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError, BudgetError
+from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS
@@ -116,8 +117,7 @@ def test_without_the_library_our_own_best_counts(profile):
     problem, budget = GemmProblem(64, 6144, 4096), Budget(32, "mask", True)
     table = Table({}, {CellKey.of(problem, budget): Cell(constraints.CUBLASLT, 8.0, TUNED, 9.0)})
     assert select_gemm(problem, budget, profile, table).config == constraints.CUBLASLT
-    own = select_gemm(problem, budget, profile, table, allow_cublaslt=False)
-    assert (own.config, own.source) == (TUNED, "table")
+    assert table.lookup(problem, budget, allow_cublaslt=False) == TUNED
 
 
 def test_a_budget_below_one_sm_is_refused(profile):
@@ -194,3 +194,34 @@ def test_an_epilogue_without_cells_takes_those_of_the_plain_gemm(second):
     budget = Budget(36, "mask", False)
     keys = [key.epilogue for key, _ in tuned(second, (64, 32)).neighbours(problem, budget)]
     assert keys == ["none"]
+
+
+WHOLE = Budget(132, "mask", True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "budget", "librarys"),
+    [
+        (GemmProblem(400, 6144, 4096), WHOLE, True),
+        (GemmProblem(400, 6144, 4096, epilogue=Epilogue(bias=True, residual=True)), WHOLE, True),
+        (GemmProblem(448, 6144, 4096), WHOLE, False),
+        (GemmProblem(64, 6144, 4096), WHOLE, False),
+        (GemmProblem(400, 6144, 4096), Budget(130, "mask", True), False),
+        (GemmProblem(400, 6144, 4096, batch_invariant=True), WHOLE, False),
+        (GemmProblem(400, 6144, 4096, "fp32"), WHOLE, False),
+        (GemmProblem(400, 6144, 4096, epilogue=Epilogue(activation="silu")), WHOLE, False),
+        (GemmProblem(400, 6144, 4096, epilogue=Epilogue(swiglu=True)), WHOLE, False),
+    ],
+)
+def test_the_library_serves_the_whole_device_where_no_cell_has_the_rows(
+    profile, problem, budget, librarys
+):
+    key = CellKey.of(GemmProblem(448, 6144, 4096), WHOLE)
+    dispatcher = offline_dispatcher(profile, Table({}, {key: Cell(TUNED, 9.0, TUNED, 9.0)}))
+    found = dispatcher.select(problem, budget)
+    assert (found.source == "library") is librarys
+    own = dispatcher.select(problem, budget, "own")
+    assert own.config.kernel != "cublaslt"
+    if librarys:
+        assert found.config == constraints.CUBLASLT
+        assert found.predicted_us == own.predicted_us, "the cost model knows no library's tiles"

@@ -17,7 +17,7 @@ from smkern.ops.operator_dispatch import absent_kernels
 from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
-from smkern.tuning.select import Selection, rank, select_gemm, select_near
+from smkern.tuning.select import Selection, is_librarys, rank, select_gemm, select_near
 
 if TYPE_CHECKING:
     from smkern.kernels.cublaslt import CublasLt
@@ -250,6 +250,13 @@ class Dispatcher:
     def _select(self, problem: GemmProblem, budget: Budget, backend: str | None) -> Selection:
         if backend not in (None, "own", "model"):
             return self._forced(problem, budget, backend)
+        found = self._choose(problem, budget, backend)
+        librarys = backend is None and is_librarys(problem, budget, self.profile, self.tables)
+        if librarys and found.source != "warmup":
+            return Selection(constraints.CUBLASLT, "library", found.predicted_us)
+        return found
+
+    def _choose(self, problem: GemmProblem, budget: Budget, backend: str | None) -> Selection:
         tables = None if backend == "model" else self.tables
         swiglu = problem.epilogue.swiglu  # where unfused, its GEMM asks for itself
         allow_cublaslt = backend is None and (swiglu or self._library_may_run(problem, budget))
@@ -283,13 +290,7 @@ class Dispatcher:
         found = self._steps.get(key)
         if found is None:
             found = select_gemm(
-                rounded,
-                budget,
-                self.profile,
-                None,
-                allow_cublaslt=False,
-                kernels=kernels,
-                constants=self.constants,
+                rounded, budget, self.profile, kernels=kernels, constants=self.constants
             )
             if tables is not None and not problem.batch_invariant:
                 constants = self.constants
