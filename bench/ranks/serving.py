@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from smkern.bench.ranks.forwards import pieces_of
 from smkern.bench.ranks.rows import SERVED, TRIED, counted
 from smkern.bench.runtime.cases import RuntimePlan
-from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, compile_load, open_load, sizes_of
-from smkern.bench.runtime.workload import budgets_of, executor_of
-from smkern.device import device_info
-from smkern.measure.forwards import compile_forwards
+from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, open_load, sizes_of
+from smkern.bench.runtime.workload import executor_of, load_kernels
 from smkern.models import Decoder, TensorParallel, Weights, preset
-from smkern.models.copied_sums import LEAST_ROWS
 from smkern.models.fused_sums import fuse_sums
 from smkern.partition import ladder
 from smkern.runtime.model.sizes import FIRST_CONTEXT
-from smkern.runtime.model.warming import warm_sizes
 from smkern.runtime.ranks.channel import Links, open_links
 from smkern.runtime.ranks.follower import follow
 from smkern.runtime.ranks.leader import RankExecutor
@@ -71,17 +66,12 @@ def _opened(tp: TensorParallel, plan: RuntimePlan) -> Iterator[ServedLoad | None
             load.try_s = TRY_S
             yield load
         return
-    if tp.rank == 0:
-        compile_load(plan, weights, sizes, LOAD, ranks=tp.size)
-        cut = [n for n in warm_sizes(sizes.max_tokens) if n >= LEAST_ROWS]
-        prefill = budgets_of(sizes.rungs, device_info().num_sms)[1]
-        compile_forwards(
-            weights.config, list(pieces_of(cut, config.hidden_size, prefill)), ranks=tp.size
-        )
-    tp.everyones(None)
     decoder = Decoder(config, weights, tp=tp, max_position=sizes.max_context)
     fuse_sums(decoder)
-    with ladder(sizes.rungs) as steps, executor_of(decoder, sizes, steps) as executor:
+    with ExitStack() as stack:
+        steps = stack.enter_context(ladder(sizes.rungs))
+        load_kernels(config, sizes, steps, tp.size)
+        executor = stack.enter_context(executor_of(decoder, sizes, steps))
         executor.warm()
         contexts = [FIRST_CONTEXT, sizes.max_context]
         executor.capture([None, *sizes.rungs], [LOAD.running], contexts)

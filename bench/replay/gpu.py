@@ -23,7 +23,6 @@ from smkern.replay.simulated import KEPT, split_of
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
-    from smkern.models import Weights
     from smkern.policies import Policy
     from smkern.runtime import ModelExecutor
 
@@ -182,39 +181,16 @@ def open_server(
         predictor = predictor_for(config)
     weights = Weights.random(config, device="cuda")
     sizes = replace(sizes_of(model, gpu), rungs=rungs) if sizes is None else sizes
-    with _executor(weights, sizes, say) as executor, frozen():
-        yield GpuServer(model, executor, predictor, power_meter())
-
-
-@contextmanager
-def _executor(
-    weights: Weights, sizes: Sizes, say: Callable[[str], None]
-) -> Iterator[ModelExecutor]:
-    """An executor with all that it will launch compiled, loaded and captured."""
-    from smkern.models import ModelCalls
-    from smkern.runtime.cuda_device import CudaDevice
-
-    config, began = weights.config, time.monotonic()
+    began = time.monotonic()
     held = ExecutorSizes(
         sizes.rungs, max_running=sizes.max_running, max_prefill=sizes.max_prefill,
         max_tokens=sizes.max_tokens, max_context=sizes.max_context, reuse=True,
         num_pages=sizes.kv_tokens // PAGE_SIZE,
     )  # fmt: skip
-
-    def warmed(ladder: Any) -> CudaDevice:
-        calls = ModelCalls(
-            config, PAGE_SIZE, max_tokens=held.max_tokens + held.max_running,
-            max_batch=held.max_prefill + held.max_running, max_q_len=held.max_tokens,
-        )  # fmt: skip
-        splits = [ladder.split(decode=rung) for rung in held.rungs]
-        budgets = [smkern.device_info().num_sms]
-        budgets += [side for split in splits for side in (split.decode, split.prefill)]
-        found = smkern.warmup(calls=[calls], budgets=budgets, progress=False)
-        say(f"compiled {found.compiled} kernels, {time.monotonic() - began:.0f} s")
-        return CudaDevice(ladder)
-
-    with open_executor(weights, held, warmed) as executor:
+    with open_executor(weights, held) as executor:
+        say(f"compiled what it launches, {time.monotonic() - began:.0f} s")
         executor.warm()
         count = executor.capture(None, contexts=[*CONTEXTS, held.max_context])
         say(f"captured {count} graphs, {time.monotonic() - began:.0f} s")
-        yield executor
+        with frozen():
+            yield GpuServer(model, executor, predictor, power_meter())

@@ -18,7 +18,7 @@ from smkern.bench.runtime.cases import (
 )
 from smkern.bench.runtime.figures import percentile
 from smkern.bench.runtime.watch import Watched, Workload
-from smkern.bench.runtime.workload import Sizes, compile_steps, frozen, open_executor
+from smkern.bench.runtime.workload import Sizes, frozen, open_executor
 from smkern.models import Weights
 from smkern.policies import StaticSplit
 from smkern.runtime.device import Device, Event, Work
@@ -36,8 +36,6 @@ MEMORY_SIZES = Sizes(
 )  # fmt: skip
 WARM_S = 0.5
 PREHEAT_S = 2.0
-REJOINING = (1, 2, 4, 8)
-"""Tokens of the batches in which rows come again: one each."""
 
 
 class Blocking:
@@ -69,7 +67,6 @@ def host_cells(
     the decode lane's gaps, each with the next step prepared ahead or not, and with one step
     launched at a time or two: two steps hide the host, a prepared one needs less of it."""
     rung = sizes.rungs[0]
-    compile_steps(weights.config, sizes, [workload.prompt, *REJOINING])
     with open_executor(weights, sizes) as executor:
         executor.capture([None, rung], [workload.running], [sizes.max_context])
         workload.watch(executor, StaticSplit(rung, layers=1, steps=1), WARM_S)
@@ -117,7 +114,6 @@ def ablation_cells(
 ) -> Iterator[Cell]:
     """TBT with everything, and with each of layer-wise launching, polling, look-ahead off."""
     rung, layers = sizes.rungs[0], weights.config.num_layers
-    compile_steps(weights.config, sizes, [workload.prompt, *REJOINING])
     devices: list[Blocking] = []
 
     def blocking(given: Any) -> Blocking:
@@ -152,7 +148,6 @@ def memory_cells(
     plan: RuntimePlan, weights: Weights, *, sizes: Sizes = MEMORY_SIZES
 ) -> Iterator[Cell]:
     """Decode graphs of 20 buckets of rows on 7 splits, and the splits' contexts."""
-    compile_steps(weights.config, sizes, ())
     with open_executor(weights, sizes) as executor, frozen():
         began = time.monotonic()
         count = executor.capture(sizes.rungs, contexts=[sizes.max_context])

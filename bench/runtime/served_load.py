@@ -8,26 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from smkern.bench.power import power_meter
 from smkern.bench.runtime.cases import OURS, SERVED_RATE, SERVED_TRY, Cell, RuntimePlan
 from smkern.bench.runtime.rows import of
 from smkern.bench.runtime.search import last_kept
 from smkern.bench.runtime.watch import Watched, Workload
-from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
+from smkern.bench.runtime.workload import Sizes, open_executor
 from smkern.bench.suite import known_names
-from smkern.device import device_info
 from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
-from smkern.measure.forwards import compile_forwards
 from smkern.measure.sm_clock import Clock, clock_on
 from smkern.models import Weights
 from smkern.policies import POLICIES, Chunked, Policy, StaticSplit
 from smkern.replay.named import policy_named
 from smkern.runtime.model.executor import ModelExecutor
-from smkern.runtime.model.sizes import FIRST_CONTEXT, mixed_rows
-from smkern.runtime.model.warming import warm_sizes
+from smkern.runtime.model.sizes import FIRST_CONTEXT
 from smkern.runtime.place import Place
 
 WORKLOAD = Workload(running=64, context=2048, prompt=4096)
@@ -218,33 +213,8 @@ def open_load(
 ) -> Iterator[ServedLoad]:
     """A model ready to serve on every rung of a plan; closed with all that was captured."""
     sizes = sizes_of(plan, sizes)
-    compile_load(plan, weights, sizes, workload)
     with open_executor(weights, sizes) as executor:
         executor.warm()
         contexts = [FIRST_CONTEXT, sizes.max_context]
         executor.capture([None, *sizes.rungs], [workload.running], contexts)
         yield ServedLoad(plan, executor, workload, preheat_s)
-
-
-def compile_load(
-    plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Workload, ranks: int = 1
-) -> int:
-    """Compile side by side the GEMMs of decode steps, prompts, rows that come again, of what
-    `ModelExecutor.warm` runs, and of mixed forwards; of a part that `ranks` GPUs share."""
-    if not torch.cuda.is_available():
-        return 0
-    decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
-    most, running = sizes.max_tokens, workload.running
-    rows = {*plan.chunk_rows, *(running + chunk for chunk in plan.served_chunks)}
-    rows |= {*mixed_rows(most + running)}
-    again = [(tokens, tokens) for tokens in range(1, sizes.max_prefill + 1)]
-    again += [(tokens, min(tokens, sizes.max_prefill)) for tokens in warm_sizes(most)]
-    return compile_forwards(
-        weights.config,
-        [
-            ([(running, running)], decode),
-            ([*again, (workload.prompt, 1)], prefill),
-            ([(tokens, running + 2) for tokens in sorted(rows)], decode[:1]),
-        ],
-        ranks=ranks,
-    )

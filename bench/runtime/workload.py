@@ -1,4 +1,4 @@
-"""Executors of models with random weights, their GEMMs compiled."""
+"""Executors of models with random weights, all that they launch compiled."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from smkern.device import Budget, device_info
+from smkern.device import Budget
 from smkern.kv import KvPool, KvReplica, KvSizes
-from smkern.measure.forwards import compile_forwards
 from smkern.models import Decoder, ModelConfig, Weights
 from smkern.partition import Ladder, ladder
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Device
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.executor import ModelExecutor
-from smkern.runtime.model.sizes import batch_bucket
+from smkern.runtime.model.warming import warm_kernels
 
 PAGE_SIZE = 16
 
@@ -62,26 +61,12 @@ def budgets_of(rungs: Iterable[int], total: int) -> tuple[list[Budget], list[Bud
     return [whole, *map(side, rungs)], [whole, *(side(total - n) for n in rungs)]
 
 
-def compile_steps(config: ModelConfig, sizes: Sizes, prompts: Iterable[int]) -> int:
-    """Compile what decode steps and prompts of so many tokens will launch; how many variants."""
-    if not torch.cuda.is_available():
-        return 0
-    decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
-    steps = [(rows, rows) for rows in step_rows(sizes.max_running)]
-    wanted = [(steps, decode), ([(tokens, 1) for tokens in prompts], prefill)]
-    return compile_forwards(config, wanted, batch_invariant=sizes.batch_invariant)
-
-
-def step_rows(max_running: int) -> list[int]:
-    """Rows of the decode steps of every bucket."""
-    return [*dict.fromkeys(batch_bucket(n, max_running) for n in range(1, max_running + 1))]
-
-
 @contextmanager
 def open_executor(
     weights: Weights, sizes: Sizes, make_device: Callable[..., Device] | None = None
 ) -> Iterator[ModelExecutor]:
-    """An executor of these weights where they lie; on a GPU with a ladder of its own.
+    """An executor of these weights where they lie; on a GPU with a ladder of its own, and all that
+    it may launch compiled and loaded.
 
     Args:
         weights: Weights of the model.
@@ -98,8 +83,19 @@ def open_executor(
     before = torch.cuda.mem_get_info(where)[0] if on_gpu else 0
     with ladder(sizes.rungs) if on_gpu else nullcontext() as steps:
         took = before - torch.cuda.mem_get_info(where)[0] if on_gpu else 0
+        if steps is not None:
+            load_kernels(config, sizes, steps)
         with executor_of(decoder, sizes, steps, make_device, max(took, 0)) as executor:
             yield executor
+
+
+def load_kernels(config: ModelConfig, sizes: Sizes, steps: Ladder, tp: int = 1) -> None:
+    """Compile and load all that an executor of a model, or of one of `tp` parts, may launch."""
+    warm_kernels(
+        config, steps, page_size=PAGE_SIZE, max_running=sizes.max_running,
+        max_prefill=sizes.max_prefill, max_tokens=sizes.max_tokens,
+        batch_invariant=sizes.batch_invariant, tp=tp,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from smkern.kv import KvPool
 from smkern.latency import TablePredictor
 from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
-from smkern.models import Decoder, ModelCalls, ModelConfig
+from smkern.models import Decoder, ModelConfig
 from smkern.models.presets import find_model
 from smkern.models.quantization import Kind
 from smkern.models.shard import WHOLE
@@ -29,6 +29,7 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.loading import find_weights, kv_sizes
 from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES
 from smkern.runtime.model.prefill import activation_bytes
+from smkern.runtime.model.warming import warm_kernels
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.server import RUNGS
 from smkern.server.messages import Ready
@@ -110,7 +111,11 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
     splits = on_gpu and options.rungs and parsed(options.policy)[0].splits != "never"
     with smkern.ladder(options.rungs) if splits else nullcontext() as ladder:
         if on_gpu and options.warm:
-            _warm(config, options, ladder)
+            warm_kernels(
+                config, ladder, page_size=options.page_size, max_running=options.max_running,
+                max_prefill=options.max_prefill, max_tokens=options.max_tokens,
+                batch_invariant=options.batch_invariant, cache_dtype=options.kv_dtype,
+            )  # fmt: skip
         mux = smkern.serve(
             decoder, pool, ladder=ladder, policy=policy, max_running=options.max_running,
             device=None if on_gpu else HostDevice(rungs=options.rungs), seed=options.seed,
@@ -159,16 +164,3 @@ def _pool(config: ModelConfig, options: EngineOptions, device: Any) -> KvPool:
         sizes, num_pages=num_pages, memory_fraction=options.memory_fraction,
         reserved_bytes=held + GRAPH_LIMIT_BYTES, device=device, reuse=not options.batch_invariant,
     )  # fmt: skip
-
-
-def _warm(config: ModelConfig, options: EngineOptions, ladder: smkern.Ladder | None) -> None:
-    """Compile and load all that a forward may launch, on every side of every split."""
-    calls = ModelCalls(
-        config, options.page_size, max_tokens=options.max_tokens + options.max_running,
-        max_batch=options.max_prefill + options.max_running, max_q_len=options.max_tokens,
-        batch_invariant=options.batch_invariant, cache_dtype=options.kv_dtype,
-    )  # fmt: skip
-    splits = [] if ladder is None else [ladder.split(decode=rung) for rung in options.rungs]
-    budgets: list[Any] = [smkern.device_info().num_sms]
-    budgets += [side for split in splits for side in (split.decode, split.prefill)]
-    smkern.warmup(calls=[calls], budgets=budgets, progress=False)

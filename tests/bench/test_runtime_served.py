@@ -14,7 +14,7 @@ from smkern.bench.runtime.cases import PLANS, RuntimePlan
 from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells
 from smkern.bench.runtime.served_load import ServedLoad, open_load, policies_named
 from smkern.bench.runtime.watch import WatchError, Workload, tokens_within
-from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor, step_rows
+from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
 from smkern.bench.suite import UnknownNameError
 from smkern.latency import Chunk, Size
 from smkern.models import Weights
@@ -216,8 +216,7 @@ def test_memory_of_graphs_of_which_a_cpu_has_none():
     assert (cell["value"], cell["graphs"], cell["unit"]) == (0.0, 0, "MiB")
 
 
-def test_every_bucket_and_both_sides_are_compiled():
-    assert step_rows(48) == [1, 2, 4, 8, 16, 32, 48]
+def test_budgets_of_both_sides():
     decode, prefill = budgets_of((40, 96), 132)
     assert [(b.num_sms, b.clusters) for b in decode] == [(132, True), (40, False), (96, True)]
     assert [b.num_sms for b in prefill] == [132, 92, 36]

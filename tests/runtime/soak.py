@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from smkern.bench.runtime.workload import Sizes, compile_steps, open_executor
+from smkern.bench.runtime.workload import Sizes, open_executor
 from smkern.models import Weights
 from smkern.runtime.handle import Handle
 from smkern.runtime.multiplexer import Multiplexer
 from tests.runtime.alone import RequestSpec, workload
-from tests.runtime.equality import GAP_S, PROMPTS
+from tests.runtime.equality import GAP_S
 from tests.runtime.policies import RandomPolicy
 
 SIZES = Sizes(
@@ -195,7 +195,6 @@ def run_segment(
     """
     state = Soak.load(path, model)
     seed = len(state.segments)
-    compile_steps(made.config, sizes, PROMPTS)
     with open_executor(made, sizes) as executor:
         executor.warm()
         executor.capture(contexts=[sizes.max_context])

@@ -1,22 +1,63 @@
-"""Empty forwards, so that serving never loads a kernel or makes a workspace."""
+"""Kernels that are compiled and loaded, and empty forwards, so that serving never loads a kernel or
+makes a workspace."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
+from typing import TYPE_CHECKING
 
 import torch
 
+from smkern.device import device_info
+from smkern.models.config import ModelConfig
 from smkern.models.layered import LayeredModel
 from smkern.models.step import Caches, Step
+from smkern.models.warming import ModelCalls
+from smkern.ops.warmup import WarmupReport, warmup
 from smkern.runtime.device import Device, Work
 from smkern.runtime.model import sizes
 from smkern.runtime.model.prefill import PrefillBuffers
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Lane, Place
 
+if TYPE_CHECKING:
+    from smkern.partition import Ladder
+
 CONTEXT = 8192
 """Keys of a request that the plan's memory is made for; it grows for longer ones."""
+
+
+def warm_kernels(
+    config: ModelConfig,
+    ladder: Ladder | None,
+    *,
+    page_size: int,
+    max_running: int,
+    max_prefill: int,
+    max_tokens: int,
+    batch_invariant: bool = False,
+    cache_dtype: torch.dtype | None = None,
+    tp: int = 1,
+) -> WarmupReport:
+    """Compile and load all that forwards of any size launch, on every side of every split.
+
+    Args:
+        config: The model, whole.
+        ladder: The splits; None: the whole device alone.
+        page_size: Tokens of a page.
+        max_running, max_prefill, max_tokens: Of the executor.
+        batch_invariant: The decoder's mode.
+        cache_dtype: Dtype of the pool. None: the model's.
+        tp: GPUs that share the model.
+    """
+    calls = ModelCalls(
+        config, page_size, max_tokens=max_tokens + max_running,
+        max_batch=max_prefill + max_running, max_q_len=max_tokens,
+        batch_invariant=batch_invariant, cache_dtype=cache_dtype, tp=tp,
+    )  # fmt: skip
+    sides = [side for split in ladder or () for side in (split.decode, split.prefill)]
+    return warmup(calls=[calls], budgets=[device_info().num_sms, *sides], progress=False)
 
 
 def warm_sizes(max_tokens: int) -> list[int]:

@@ -11,12 +11,13 @@ import torch
 
 from smkern.bench.ranks.rows import RANDOM_STEPS, TOKENS, counted, summarize
 from smkern.bench.results import open_results
-from smkern.bench.runtime.workload import budgets_of, step_rows
+from smkern.bench.runtime.workload import budgets_of
 from smkern.device import device_info
 from smkern.latency.work import padded_rows
 from smkern.measure.forwards import compile_forwards
 from smkern.measure.provenance import collect_meta
 from smkern.models import Shard
+from smkern.runtime.model.sizes import batch_bucket
 from tests.gpu.models.support import assert_likely
 from tests.gpu.runtime import ranks_case
 from tests.models.peers import make_peer
@@ -42,7 +43,8 @@ def _compiled() -> None:
     config = Shard(0, 2).config(ranks_case.whole(1))
     small = Shard(0, 2).config(ranks_case.SMALL)
     decode, prefill = budgets_of(ranks_case.RUNGS, device_info().num_sms)
-    steps = [(rows, rows) for rows in step_rows(ranks_case.MAX_RUNNING)]
+    most = ranks_case.MAX_RUNNING
+    steps = [(rows, rows) for rows in sorted({batch_bucket(n + 1, most) for n in range(most)})]
     prompts = [(rows, 4) for rows in sorted({padded_rows(n) for n in range(1, 273)})]
     forwards = [(steps, decode), (prompts, prefill)]
     compile_forwards(config, forwards, batch_invariant=True, ranks=2)
