@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smkern
-from smkern.errors import ArgumentError, BudgetError, DeviceError, PartitionError, SmkernError
+from smkern.errors import ArgumentError, BudgetError, PartitionError, SmkernError
 
 HALF = torch.bfloat16
 
@@ -26,29 +26,23 @@ def _refused(call, error, message, **changes):
     smkern.gemm(call["a"], call["w"])
 
 
-@pytest.mark.parametrize("num_sms", [0, -1, 10**6, 1.5, True])
+@pytest.mark.parametrize("num_sms", [0, 10**6])
 def test_budgets(call, num_sms):
     _refused(call, BudgetError, rf"num_sms={num_sms}", num_sms=num_sms)
 
 
 def test_shapes_dtypes_and_devices(call):
+    """More of them by the same lines on CPU tensors: `tests/ops/test_gemm_checks.py`."""
     a, w = call["a"], call["w"]
     _refused(call, ArgumentError, r"w has shape \[64, 120\]", w=w[:, :120])
-    _refused(call, ArgumentError, r"w has shape \[128, 64\]", w=w.t())
-    turned = torch.randn(128, 64, device="cuda").to(HALF).t()
-    _refused(call, ArgumentError, r"w has strides \(1, 64\)", w=turned)
-    _refused(call, ArgumentError, "w is torch.float16", w=w.half())
     _refused(call, ArgumentError, "float32 on a GPU", a=a.float(), w=w.float(), out=None)
     _refused(call, ArgumentError, "w is on cpu", w=w.cpu())
-    _refused(call, ArgumentError, r"bias has shape \[63\]", bias=w[0, :63])
-    _refused(call, ArgumentError, "residual has shape", residual=w)
-    _refused(call, ArgumentError, "activation='relu'", activation="relu")
+    _refused(call, ArgumentError, "bias is on cpu", bias=w[0, :64].cpu())
     _refused(call, ArgumentError, "backend='x'", backend="x")
-    _refused(call, ArgumentError, "w_scale is None", a_scale=torch.ones(1))
 
 
 def test_overlaps(call):
-    a, w, out = call["a"], call["w"], call["out"]
+    a, w = call["a"], call["w"]
     wide = torch.full((25, 64), 7.0, dtype=HALF, device="cuda")
     _refused(call, ArgumentError, "only be out itself", out=wide[:24], residual=wide[1:])
     assert (wide == 7).all()
@@ -56,9 +50,6 @@ def test_overlaps(call):
     _refused(call, ArgumentError, "overlaps a", out=a[:, :64])
     assert torch.equal(a, before)
     _refused(call, ArgumentError, "overlaps w", out=w[:24, 64:])
-    _refused(
-        call, ArgumentError, "two of its elements share an address", out=out[:1].expand(24, 64)
-    )
 
 
 def test_workspaces():
@@ -100,12 +91,3 @@ def test_a_closed_partitions_stream(call):
     ladder.close()
     with pytest.raises(SmkernError), torch.cuda.stream(stream):
         smkern.gemm(call["a"], call["w"])
-
-
-def test_too_old_a_gpu(call, monkeypatch):
-    from smkern.ops import checks
-
-    monkeypatch.setattr(checks, "MIN_CAPABILITY", (99, 0))
-    fresh = torch.randn(25, 128, device="cuda").to(HALF)
-    with pytest.raises(DeviceError, match=r"smkern needs 8.0"):
-        smkern.gemm(fresh, call["w"])

@@ -9,7 +9,6 @@ import torch
 
 import smkern
 from smkern.errors import ArgumentError
-from smkern.limits import MAX_REQUESTS
 
 HALF = torch.bfloat16
 told = pytest.raises(ArgumentError, match=r"has no backward.*torch\.no_grad")
@@ -65,10 +64,3 @@ def test_a_compiled_function_has_no_backward(operands, backend):
         found.sum().backward()
     with torch.no_grad():
         assert not step(a, w).requires_grad
-
-
-def test_the_most_requests_of_a_plan():
-    lens = torch.ones(MAX_REQUESTS + 1, dtype=torch.int32, device="cuda")
-    sizes = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 64, "page_size": 1, "max_kv_len": 1}
-    with pytest.raises(ArgumentError, match="16385 requests: at most 16384"):
-        smkern.plan_attention(lens, **sizes)

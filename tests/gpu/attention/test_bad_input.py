@@ -18,10 +18,10 @@ PLAIN = Case(kv_lens=(40, 300, 17, 5))
 RAGGED = Case(kv_lens=(40, 300, 17, 5), q_lens=(20, 1, 0, 4))
 FP8 = Case(kv_lens=(40, 300, 17, 5), fp8=True)
 FLAT = Case(kv_lens=(40, 300, 17, 5), flat=True)
-OTHER = [Case(kv_lens=(64, 100)), Case(kv_lens=(64, 100), q_lens=(30, 20))]
+OTHER = Case(kv_lens=(64, 100), q_lens=(30, 20))
 COMPILED = [
     (case, backend)
-    for case in (PLAIN, RAGGED, FP8, FLAT, MIXED, *OTHER)
+    for case in (PLAIN, RAGGED, FP8, FLAT, MIXED, OTHER)
     for backend in (*BACKENDS, None)
 ]
 INPUTS = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
@@ -43,107 +43,38 @@ def refused(case: Case, error: type[Exception], message: str, **changes) -> None
     check(step)
 
 
-@pytest.mark.parametrize("num_sms", [0, -1, 10**6, 1.5, True])
+@pytest.mark.parametrize("num_sms", [0, 10**6])
 def test_budgets(num_sms):
     refused(PLAIN, BudgetError, rf"num_sms={num_sms}", num_sms=num_sms)
     with pytest.raises(BudgetError, match=rf"num_sms={num_sms}"):
         make_plan(make_step(PLAIN), num_sms=num_sms)
 
 
-def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
-    return x[..., :count, :]
-
-
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
-        (r"q has shape \[4, 1024\]", {"q": lambda s: s.q.reshape(4, -1), "out": None, "lse": None}),
-        ("q is torch.float64", {"q": lambda s: s.q.double(), "out": None}),
         ("float32", {"q": lambda s: s.q.float(), "out": None}),
-        ("k_cache is torch.float16", {"k_cache": lambda s: s.k_cache.half()}),
-        ("one shape", {"v_cache": lambda s: s.v_cache[:-1]}),
-        ("head_dim", {"q": lambda s: s.q[..., :64], "out": None}),
-        ("inner stride", {"q": lambda s: s.q.transpose(1, 2).contiguous().transpose(1, 2)}),
-        ("7 query heads over 2", {"q": lambda s: _heads(s.q, 7), "out": None, "lse": None}),
         ("k_cache is on cpu", {"k_cache": lambda s: s.k_cache.cpu()}),
         ("page_table is on cpu", {"page_table": lambda s: s.page_table.cpu()}),
-        ("page_table is torch.int64", {"page_table": lambda s: s.page_table.long()}),
-        ("page_table has 3 rows", {"page_table": lambda s: s.page_table[:3]}),
-        ("page_table has shape", {"page_table": lambda s: s.page_table.flatten()}),
-        ("page_indptr", {"page_indptr": lambda s: int32([0, 1])}),
-        ("at least one", {"page_table": lambda s: s.page_table[:, :0]}),
         ("kv_lens is on cpu", {"kv_lens": lambda s: s.kv_lens.cpu()}),
-        ("kv_lens is torch.int64", {"kv_lens": lambda s: s.kv_lens.long()}),
-        ("kv_lens has shape", {"kv_lens": lambda s: s.kv_lens[None]}),
-        (
-            "4 tokens for 3 requests",
-            {"kv_lens": lambda s: s.kv_lens[:3], "page_table": lambda s: s.page_table[:3]},
-        ),
-        ("cu_q_lens", {"cu_q_lens": lambda s: int32([0, 4]), "max_q_len": 4}),
-        ("max_q_len", {"max_q_len": 3}),
-        ("max_q_len is missing", {"cu_q_lens": lambda s: s.kv_lens.new_tensor([0, 1, 2, 3, 4])}),
-        ("out is", {"out": lambda s: s.out.half()}),
-        ("out is", {"out": lambda s: s.out[:3]}),
         ("out is on cpu", {"out": lambda s: s.out.cpu()}),
-        ("share an address", {"out": lambda s: s.out[:1].expand(4, -1, -1)}),
-        ("lse is", {"lse": lambda s: s.lse.double()}),
-        ("lse is", {"lse": lambda s: s.lse[:, :4]}),
+        ("sinks is on cpu", {"sinks": torch.zeros(8)}),
         ("out .*overlaps q", {"out": lambda s: s.q}),
         ("out .*overlaps k_cache", {"out": lambda s: s.k_cache.view(-1, 8, 128)[:4]}),
-        ("sinks has shape", {"sinks": lambda s: torch.zeros(2, device="cuda")}),
-        ("sinks is torch.bfloat16", {"sinks": lambda s: torch.zeros(8, device="cuda").bfloat16()}),
-        ("sinks is on cpu", {"sinks": torch.zeros(8)}),
         ("window=0", {"window": 0}),
-        ("window=-1", {"window": -1}),
-        ("softcap=0", {"softcap": 0.0}),
-        ("softcap=-3", {"softcap": -3.0}),
-        ("scale=nan", {"scale": float("nan")}),
-        ("scale=inf", {"scale": float("inf")}),
-        ("k_scale is given", {"k_scale": 0.5}),
         ("backend='x'", {"backend": "x"}),
-        ("plan is", {"plan": 3}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_what_the_host_can_see(message, changes):
+    """All else is refused by the same lines on CPU tensors: `tests/ops/attention`."""
     refused(PLAIN, ArgumentError, message, **changes)
-
-
-def test_fp8_scales():
-    refused(FP8, ArgumentError, "k_scale has shape", k_scale=torch.ones(2, device="cuda"))
-    refused(FP8, ArgumentError, "v_scale", v_scale=torch.ones(1, device="cuda").double())
-    refused(FP8, ArgumentError, "k_scale is on cpu", k_scale=torch.ones(1))
-    refused(FP8, ArgumentError, "v_scale=nan", v_scale=float("nan"))
-
-
-def test_flat_tables():
-    refused(FLAT, ArgumentError, "page_table has shape", page_indptr=None)
-    refused(FLAT, ArgumentError, "page_indptr has shape", page_indptr=lambda s: s.page_indptr[:-1])
-    refused(FLAT, ArgumentError, "page_indptr is", page_indptr=lambda s: s.page_indptr.long())
-
-
-@pytest.mark.parametrize("page_size", [8, 24, 512])
-def test_page_sizes(page_size):
-    refused(
-        PLAIN,
-        ArgumentError,
-        f"page_size={page_size}",
-        k_cache=torch.zeros(4, page_size, 2, 128, device="cuda").bfloat16(),
-        v_cache=torch.zeros(4, page_size, 2, 128, device="cuda").bfloat16(),
-    )
 
 
 def test_plans_of_another_step():
     step = make_step(PLAIN)
-    for message, options in (
-        ("causal", {"causal": False}), ("window", {"window": 5}), ("page_size", {"page_size": 32}),
-        ("num_kv_heads", {"num_kv_heads": 4}), ("head_dim", {"head_dim": 64}),
-    ):  # fmt: skip
-        refused(PLAIN, ArgumentError, message, plan=make_plan(step, **options))
-    refused(PLAIN, ArgumentError, "batch", plan=make_plan(make_step(OTHER[0])))
+    refused(PLAIN, ArgumentError, "causal", plan=make_plan(step, causal=False))
     refused(PLAIN, ArgumentError, "plan for 16 SMs", plan=make_plan(step, num_sms=16))
-    few = make_plan(make_step(RAGGED), num_tokens=20)
-    refused(RAGGED, ArgumentError, "at most 20", plan=few)
     with smkern.ladder([16]) as ladder:
         decode = ladder.split(decode=16).decode
         plan = make_plan(step)
@@ -153,33 +84,6 @@ def test_plans_of_another_step():
             attend(step, num_sms=32)
     with pytest.raises(PartitionError), decode:
         attend(step)
-
-
-def test_plans_are_refilled_by_their_own_numbers_only():
-    step = make_step(PLAIN)
-    plan = make_plan(step)
-    for options in ({"max_kv_len": 77}, {"causal": False}, {"num_sms": 16}):
-        with pytest.raises(ArgumentError, match="out is a plan"):
-            make_plan(step, out=plan, **options)
-    with pytest.raises(ArgumentError, match="out is"):
-        make_plan(step, out=3)
-    attend(step, plan=make_plan(step, out=plan))
-    check(step)
-
-
-@pytest.mark.parametrize(
-    ("message", "changes"),
-    [
-        ("7 query heads", {"num_q_heads": 7}), ("head_dim=80", {"head_dim": 80}),
-        ("page_size=24", {"page_size": 24}), ("max_kv_len=-1", {"max_kv_len": -1}),
-        ("max_q_len=0", {"max_q_len": 0}), ("window=0", {"window": 0}),
-        ("num_tokens=9", {"num_tokens": 9}), ("max_kv_len=1.5", {"max_kv_len": 1.5}),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)  # fmt: skip
-def test_numbers_of_a_plan(message, changes):
-    with pytest.raises(ArgumentError, match=message):
-        make_plan(make_step(PLAIN), **changes)
 
 
 def _spoilt(case: Case, name: str, at, value: int) -> Step:
@@ -192,14 +96,10 @@ def _spoilt(case: Case, name: str, at, value: int) -> Step:
     ("step", "message"),
     [
         ((PLAIN, "kv_lens", 2, 10**6), r"kv_lens\[2\] is 1000000"),
-        ((PLAIN, "kv_lens", 3, -1), r"kv_lens\[3\] is -1"),
-        ((PLAIN, "page_table", (1, 7), -4), r"request 1 has page -4 at its entry 7"),
         ((PLAIN, "page_table", (1, 18), 10**6), r"request 1 has page 1000000 at its entry 18"),
         ((FLAT, "page_table", 0, 10**6), r"request 0 has page 1000000"),
-        ((FLAT, "page_indptr", 2, 10**6), r"page_indptr\[2\] is 1000000"),
         ((FLAT, "page_indptr", 2, 4), r"request 1 has 300 keys"),
         ((RAGGED, "cu_q_lens", 2, 3), r"cu_q_lens\[2\] is 3"),
-        ((RAGGED, "cu_q_lens", 4, 10**6), r"cu_q_lens\[4\] is 1000000"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -331,7 +231,7 @@ def test_what_a_plan_has_no_room_for_stays_within_its_workspace(
         attend(step, plan=plan, backend=backend)
     torch.cuda.synchronize()
     assert (room[size:] == 0x5A).all(), "wrote behind the plan's workspace"
-    run(OTHER[1], backend=backend)
+    run(OTHER, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

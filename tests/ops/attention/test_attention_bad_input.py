@@ -57,11 +57,14 @@ DECODE_ERRORS = [
     ({"page_table": torch.zeros(4, 3).int().t()}, "page_table has strides"),
     ({"page_indptr": ints(0, 1, 2, 3)}, r"wanted \[total\] with page_indptr"),
     ({"page_table": ints(0, 1, 2), "page_indptr": ints(0, 1, 2)}, r"page_indptr has shape \[3\]"),
+    ({"page_table": ints(0), "page_indptr": ints(0, 1, 1, 1).long()}, "page_indptr is torch.int64"),
     ({"kv_lens": torch.zeros(3)}, "kv_lens is torch.float32"),
     ({"kv_lens": torch.zeros(3, device="meta").int()}, "kv_lens is on meta"),
+    ({"kv_lens": ints(37, 5, 20)[None]}, "kv_lens has shape"),
     ({"q": torch.zeros(5, 4, 64).half()}, "q has 5 tokens for 3 requests: without cu_q_lens"),
     ({"max_q_len": 2}, "max_q_len=2 without cu_q_lens"),
     ({"scale": float("nan")}, "scale=nan"),
+    ({"scale": float("inf")}, "scale=inf"),
     ({"scale": 0.0}, r"scale=0\.0: pass a finite number above 0"),
     ({"scale": -0.3}, r"scale=-0\.3: pass a finite number above 0"),
     ({"scale": "a"}, "scale='a' is no number"),
@@ -77,6 +80,7 @@ DECODE_ERRORS = [
     ({"out": torch.zeros(3, 2, 64).half()}, "out is"),
     ({"out": torch.zeros(1, 4, 64).half().expand(3, 4, 64)}, "two of its elements"),
     ({"lse": torch.zeros(3, 4).half()}, "lse is"),
+    ({"lse": torch.zeros(3, 3)}, "lse is"),
     ({"lse": torch.zeros(4, 3).t()}, "lse is"),
     ({"plan": 3}, "plan is int"),
     ({"backend": "fa3"}, "backend='fa3'"),
@@ -104,7 +108,9 @@ def test_named_errors_of_ragged_queries(bad, message):
         call(RAGGED, **bad)
 
 
-@pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(1).half(), float("inf"), "x", 0.0, -2])
+@pytest.mark.parametrize(
+    "bad", [torch.ones(2), torch.ones(1, device="meta"), torch.ones(1).half(), torch.inf, "x", -2.0]
+)
 def test_scales_of_fp8_caches(bad):
     with pytest.raises(ArgumentError, match="k_scale"):
         call(replace(DECODE, cache_dtype=FP8), k_scale=bad)

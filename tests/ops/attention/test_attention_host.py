@@ -105,6 +105,8 @@ PLAN_ERRORS = [
     ({"num_tokens": 3}, "num_tokens=3 without cu_q_lens"),
     ({"max_kv_len": -1}, "max_kv_len=-1"),
     ({"max_kv_len": True}, "max_kv_len=True"),
+    ({"max_kv_len": 1.5}, "max_kv_len=1.5"),
+    ({"max_q_len": 0}, "max_q_len=0"),
     ({"max_total_kv": -1}, "max_total_kv=-1"),
     ({"window": 0}, "window=0"),
     ({"cu_q_lens": ints(0, 1)}, r"cu_q_lens has shape \[2\], wanted \[3\]"),
