@@ -7,6 +7,7 @@ shared memory and occupancy are those of the real launch.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -19,9 +20,10 @@ from smkern.kernels.driver import load_function
 from smkern.kernels.gemm_frame import Frame
 from smkern.kernels.gemm_launch import GemmPlan
 from smkern.kernels.gemm_variants import Variant, variant_of
-from smkern.tuning.config import Budget, GemmConfig
+from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from smkern.tuning.constraints import COUNTER_BYTES
-from tests.gpu.gemm_support import capability
+from tests.gpu import gemm_support, swiglu_support
+from tests.gpu.gemm_support import capability, precompile_all
 from tests.gpu.smid_trace import Notes, traced_ptx
 
 _notes = cache(Notes)
@@ -47,6 +49,8 @@ class Traced:
         case: The case.
         config, budget: Of the launch.
     """
+
+    launches = 1
 
     def __init__(self, support: Any, case: Any, config: GemmConfig, budget: Budget) -> None:
         variant = variant_of(case.problem, config, capability())
@@ -76,3 +80,37 @@ class Traced:
     def reset(self) -> None:
         self.x.out.fill_(float("nan"))
         torch.cuda.synchronize()
+
+
+GEMM_CASE, SWIGLU_CASE = gemm_support.Case(1000, 1032, 1096), swiglu_support.Case(1000, 520, 1096)
+GEMMS = [
+    GemmConfig("tma", 64, 64, 64, 4, 4, ctas_per_sm=3),
+    GemmConfig("tma", 64, 128, 64, 4, 3, ctas_per_sm=2, split=STREAM_K),
+    GemmConfig("ws", 128, 128, 64, 8, 4),
+    GemmConfig("pointer", 64, 64, 64, 4, 3, ctas_per_sm=2, split=3),
+]
+SWIGLUS = [
+    GemmConfig("ws", 128, 256, 64, 8, 4),
+    GemmConfig("ws", 64, 128, 64, 4, 3, ctas_per_sm=2, split=STREAM_K),
+    GemmConfig("ws", 96, 128, 64, 4, 3, swap=True, ctas_per_sm=2),
+    GemmConfig("tma", 64, 64, 64, 4, 4, ctas_per_sm=3),
+    GemmConfig("pointer", 64, 64, 64, 4, 3, ctas_per_sm=2, split=3),
+]
+
+
+def name_of(config: GemmConfig) -> str:
+    return f"{config.kernel}-{config.block_n}-{config.split}" + "-swap" * config.swap
+
+
+def compile_ahead() -> None:
+    """Compile in parallel what `RUNS` launch."""
+    precompile_all((GEMM_CASE.problem, config) for config in GEMMS)
+    precompile_all((SWIGLU_CASE.problem, config) for config in SWIGLUS)
+
+
+traced_gemm = partial(Traced, gemm_support, GEMM_CASE)
+RUNS: dict[str, Callable[[Budget], Any]] = {
+    **{f"gemm-{name_of(x)}": partial(traced_gemm, x) for x in GEMMS},
+    **{f"swiglu-{name_of(x)}": partial(Traced, swiglu_support, SWIGLU_CASE, x) for x in SWIGLUS},
+}
+"""A launch of a budget by name."""

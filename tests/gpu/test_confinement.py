@@ -1,4 +1,4 @@
-"""CTAs of append, rows, experts and sampler stay on their SMs, eagerly and in replayed graphs.
+"""CTAs of all operators but attention stay on their SMs, eagerly and in replayed graphs.
 
 Seen by %smid, by mask and by grid.
 """
@@ -9,12 +9,19 @@ import pytest
 import torch
 
 from smkern.device import Budget
+from tests.gpu import fp8_trace, gemm_trace, traced_calls
 from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.gemm_support import Holder, finishes
 from tests.gpu.sides import at_most
-from tests.gpu.traced_calls import CALLS, RUNS
+from tests.gpu.traced_calls import CALLS
 
+RUNS = traced_calls.RUNS | gemm_trace.RUNS | fp8_trace.RUNS
 EACH = pytest.mark.parametrize("traced", RUNS.values(), ids=RUNS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    gemm_trace.compile_ahead()
 
 
 @EACH

@@ -1,4 +1,4 @@
-"""`gemm_swiglu` in partitions, grids and graphs: confined, replayed, overlapped, bit for bit."""
+"""`gemm_swiglu` in partitions, grids and graphs: replayed, overlapped, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,63 +9,19 @@ import torch
 
 import smkern
 from smkern.ops.swiglu.operator import Swiglu
-from smkern.tuning.config import STREAM_K, Budget, GemmConfig
-from tests.gpu import swiglu_support
+from smkern.tuning.config import Budget
 from tests.gpu.confinement import (
     captured_once_loaded,
-    check_capped,
     check_dispatched,
-    check_masked,
     check_partition_graphs,
-    check_replayed,
     check_streams,
 )
-from tests.gpu.gemm_support import Holder, Launch, finishes, precompile_all
-from tests.gpu.gemm_trace import Traced
+from tests.gpu.gemm_support import Holder, Launch, finishes
+from tests.gpu.gemm_trace import SWIGLU_CASE, SWIGLUS, name_of
 from tests.gpu.sides import sides, total_sms
 from tests.gpu.swiglu_support import Case, check, fresh_eager, operands
 
 HALF = torch.bfloat16
-CASE = Case(1000, 520, 1096)
-CONFIGS = [
-    GemmConfig("ws", 128, 256, 64, 8, 4),
-    GemmConfig("ws", 64, 128, 64, 4, 3, ctas_per_sm=2, split=STREAM_K),
-    GemmConfig("ws", 96, 128, 64, 4, 3, swap=True, ctas_per_sm=2),
-    GemmConfig("tma", 64, 64, 64, 4, 4, ctas_per_sm=3),
-    GemmConfig("pointer", 64, 64, 64, 4, 3, ctas_per_sm=2, split=3),
-]
-
-
-def _name(config: GemmConfig) -> str:
-    return f"{config.kernel}-{config.block_n}-{config.split}" + "-swap" * config.swap
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    precompile_all((CASE.problem, config) for config in CONFIGS)
-
-
-def traced(config: GemmConfig, budget: Budget) -> Traced:
-    return Traced(swiglu_support, CASE, config, budget)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=_name)
-def test_the_mask_confines_every_cta(ladder, config):
-    for decode in (16, 40):
-        for partition in ladder.split(decode=decode):
-            check_masked(traced(config, partition.budget), partition)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=_name)
-def test_the_mask_confines_a_replayed_graph(ladder, config):
-    partition = ladder.split(decode=16).decode
-    check_replayed(traced(config, partition.budget), partition)
-
-
-@pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
-@pytest.mark.parametrize("config", CONFIGS, ids=_name)
-def test_the_grid_caps_the_sms(config, num_sms):
-    check_capped(traced(config, Budget(num_sms, "grid")), num_sms)
 
 
 @pytest.mark.parametrize(("confined", "num_sms"), [("grid", 24), ("mask", 40)])
@@ -74,20 +30,20 @@ def test_every_dispatched_grid_is_within_the_budget(confined, num_sms):
     check_dispatched(problems, Budget(num_sms, confined))
 
 
-@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[4]], ids=_name)
+@pytest.mark.parametrize("config", [SWIGLUS[1], SWIGLUS[4]], ids=name_of)
 def test_no_cta_waits_for_another(config):
     """Half the SMs are held; a split launch over all of them must end on the other half."""
     total = total_sms()
     half = total // 16 * 8
-    holder, x, other = Holder(), operands(CASE), torch.cuda.Stream()
-    launch = Launch(CASE, x, config, Budget(total, "grid"))
+    holder, x, other = Holder(), operands(SWIGLU_CASE), torch.cuda.Stream()
+    launch = Launch(SWIGLU_CASE, x, config, Budget(total, "grid"))
     with smkern.ladder([half]) as ladder:
         split = ladder.split(decode=half)
         torch.cuda.synchronize()
         with holder.hold(split.decode.stream, half):
             launch(other.cuda_stream)
             assert finishes(other, 2.0), "the launch waits for CTAs that cannot start"
-        check(CASE, x)
+        check(SWIGLU_CASE, x)
 
 
 @pytest.mark.parametrize("backend", [None, "own", "unfused"])

@@ -1,4 +1,4 @@
-"""CTAs of e4m3 kernels stay on their SMs: seen by %smid, by mask and by grid, also in graphs."""
+"""Launches of e4m3 kernels that leave counts of CTAs by SM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 
 from smkern.device import Budget
@@ -18,10 +17,8 @@ from smkern.ops.gemm.call import row_stride
 from smkern.ops.reference import fp8
 from smkern.tuning.config import STREAM_K, GemmConfig
 from smkern.tuning.fp8_rows import choose
-from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.fp8_support import Case, check, operands, problem_for
 from tests.gpu.gemm_support import capability
-from tests.gpu.sides import at_most
 from tests.gpu.smid_trace import Notes
 from tests.gpu.traced_calls import Traced
 
@@ -91,26 +88,7 @@ class TracedQuantize(Traced):
 
 
 RUNS: dict[str, Callable[[Budget], Any]] = {
-    **{name: partial(TracedProduct, config) for name, config in CONFIGS.items()},
-    "quantize": TracedQuantize,
+    **{f"fp8-{name}": partial(TracedProduct, config) for name, config in CONFIGS.items()},
+    "fp8-quantize": TracedQuantize,
 }
-EACH = pytest.mark.parametrize("traced", RUNS.values(), ids=RUNS)
-
-
-@EACH
-def test_the_mask_confines_every_cta(ladder, traced):
-    for partition in ladder.split(decode=16):
-        check_masked(traced(Budget(partition.num_sms, "mask", partition.clusters)), partition)
-
-
-@EACH
-def test_the_mask_confines_a_replayed_graph(ladder, traced):
-    partition = ladder.split(decode=16).decode
-    check_replayed(traced(Budget(16, "mask", partition.clusters)), partition)
-
-
-@EACH
-@pytest.mark.parametrize("num_sms", [1, 24])
-def test_the_grid_caps_the_sms(traced, num_sms):
-    num_sms = at_most(num_sms)
-    check_capped(traced(Budget(num_sms, "grid")), num_sms)
+"""A launch of a budget by name."""
