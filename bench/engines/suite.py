@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from smkern.bench.engines.cases import LIMITS_MS, OURS, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
-from smkern.bench.engines.tasks import STEPS, OurTasks, Task, vllm_tasks
+from smkern.bench.engines.tasks import STEPS, Task, our_tasks, vllm_tasks
 from smkern.bench.engines.window import window_tasks
 from smkern.bench.replay.cases import checked_traces, trace_named
 from smkern.bench.replay.grid import TRACES_OPTION
@@ -45,7 +45,7 @@ def measure_engine(
         given: Iterator[Task] = (
             window_tasks(load, provider, *window, results, stack)
             if window
-            else OurTasks(load, stack, steps)
+            else our_tasks(load, stack, steps)
             if provider == OURS
             else vllm_tasks(load, provider, results, steps)
         ).tasks()

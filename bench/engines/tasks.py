@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from smkern.bench.engines.cases import (
 )
 from smkern.bench.engines.steps import Steps
 from smkern.bench.results import Results, cell_key
-from smkern.bench.runtime.cases import RuntimePlan, plans_named
+from smkern.bench.runtime.cases import plans_named
 from smkern.bench.runtime.search import last_kept
 from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, open_load
 from smkern.models import Weights, preset
@@ -121,35 +121,17 @@ class OurTasks:
 
     Attributes:
         load: What is served.
-        stack: Closes the model.
+        ready: The model behind a `Multiplexer`, made when it is first asked for.
         steps: Of a figure, as long as the limit each.
     """
 
     load: EngineLoad
-    stack: ExitStack
+    ready: Callable[[], ServedLoad]
     steps: int = STEPS
-    _plan: RuntimePlan = field(init=False)
-    _opened: list[ServedLoad] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        plan = plans_named([self.load.model])[0]
-        self._plan = replace(plan, rungs=RUNGS, served_chunks=(), chunk_rows=())
 
     def tasks(self) -> Iterator[Task]:
         for limit_ms in self.load.limits_ms:
             yield _served(limit_ms), partial(self._under, limit_ms)
-
-    def ready(self) -> ServedLoad:
-        """The model behind a `Multiplexer`, made when it is first asked for."""
-        if not self._opened:
-            load = self.load
-            workload = replace(
-                WORKLOAD, running=load.rows, context=load.context, prompt=load.prompt
-            )
-            weights = Weights.random(preset(load.model), device="cuda")
-            opened = open_load(self._plan, weights, workload=workload)
-            self._opened.append(self.stack.enter_context(opened))
-        return self._opened[0]
 
     def _under(self, limit_ms: float) -> Iterator[Cell]:
         served = self.ready()
@@ -158,6 +140,19 @@ class OurTasks:
         rate, limit = figures["tokens_per_ms"], f"{limit_ms:g}ms"
         cell = self.load.cell(SERVED, OURS, rate, "tokens/ms", limit=limit)
         yield cell | figures | {"policy": repr(policy)}
+
+
+def our_tasks(load: EngineLoad, stack: ExitStack, steps: int) -> OurTasks:
+    """Tasks of smkern; `stack` closes the model."""
+
+    @cache
+    def ready() -> ServedLoad:
+        plan = replace(plans_named([load.model])[0], rungs=RUNGS, served_chunks=(), chunk_rows=())
+        workload = replace(WORKLOAD, running=load.rows, context=load.context, prompt=load.prompt)
+        weights = Weights.random(preset(load.model), device="cuda")
+        return stack.enter_context(open_load(plan, weights, workload=workload))
+
+    return OurTasks(load, ready, steps)
 
 
 def _served(limit_ms: float) -> str:

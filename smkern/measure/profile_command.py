@@ -169,8 +169,8 @@ def _measure(
             # a latency table takes these: tables that are tuned later were not profiled
             times = gemms()
             file.begin(meta | {"gemms": times and times.to_json()})
-    with _progress(len(cells), 60 * minutes) as told:
-        timed = profiler.run(cells, 60 * minutes, done=done, told=told)
+    with _progress(len(left), 60 * minutes) as told:
+        timed = len(done) + profiler.run(left, 60 * minutes, told)
     for name, why in profiler.skipped.items():
         click.echo(f"skipped {name:.80}: {why}", err=True)
     click.echo(f"{timed} of {len(cells)} cells in {file.path}, {time.monotonic() - began:.0f} s")
