@@ -50,7 +50,7 @@ class Traced:
         config, budget: Of the launch.
     """
 
-    launches = 1
+    launches, plans = 1, 0
 
     def __init__(self, support: Any, case: Any, config: GemmConfig, budget: Budget) -> None:
         variant = variant_of(case.problem, config, capability())

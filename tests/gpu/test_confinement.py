@@ -1,4 +1,4 @@
-"""CTAs of all operators but attention stay on their SMs, eagerly and in replayed graphs.
+"""CTAs of all operators stay on their SMs, eagerly and in replayed graphs.
 
 Seen by %smid, by mask and by grid.
 """
@@ -10,12 +10,13 @@ import torch
 
 from smkern.device import Budget
 from tests.gpu import fp8_trace, gemm_trace, traced_calls
+from tests.gpu.attention import traced as attention_trace
 from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.gemm_support import Holder, finishes
 from tests.gpu.sides import at_most
 from tests.gpu.traced_calls import CALLS
 
-RUNS = traced_calls.RUNS | gemm_trace.RUNS | fp8_trace.RUNS
+RUNS = traced_calls.RUNS | gemm_trace.RUNS | fp8_trace.RUNS | attention_trace.RUNS
 EACH = pytest.mark.parametrize("traced", RUNS.values(), ids=RUNS)
 
 
@@ -42,7 +43,7 @@ def test_the_mask_confines_a_replayed_graph(ladder, traced):
 def test_the_grid_caps_the_sms(traced, num_sms):
     num_sms = at_most(num_sms)
     run = traced(Budget(num_sms, "grid"))
-    check_capped(run, num_sms * run.launches)
+    check_capped(run, num_sms * run.launches + run.plans)
 
 
 @pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)

@@ -54,6 +54,8 @@ class Traced:
 
     launches = 1
     """Launches of one call, each within the budget."""
+    plans = 0
+    """Further launches, of one CTA."""
     notes: Notes
     _launch: Callable[..., None]
     _given: tuple[Any, ...]

@@ -5,10 +5,10 @@ The counts lie in the workspace, far behind everything else.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,9 +17,13 @@ from torch import Tensor
 from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.launch import AttentionKernels
+from smkern.tuning.attention.constraints import default_config
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from tests.gpu.attention.cases import Step
+from tests.gpu.attention.cases import Case, Step, make_step
+from tests.gpu.attention.support import BACKENDS
+from tests.gpu.attention.truth import check
 from tests.gpu.smid_trace import TRACE_WORDS, Notes, traced_sources
+from tests.gpu.traced_calls import Traced
 
 TRACE_AT = 1 << 23
 """Byte of the workspace where the counts begin; what a launch needs ends before it."""
@@ -54,49 +58,6 @@ class TracedKernels:
             yield
 
 
-@dataclass(slots=True)
-class Traced:
-    """Plan and attention of a step for a budget, their launches leaving counts of CTAs an SM."""
-
-    step: Step
-    plan: Any
-    attention: Any
-    arguments: AttentionArguments
-    buffer: Tensor
-    kernels: TracedKernels
-
-    @classmethod
-    def of(
-        cls, kernels: TracedKernels, step: Step, config: AttentionConfig, budget: Budget
-    ) -> Traced:
-        """Compile, load and bind both for a step's tensors."""
-        problem = step.case.problem
-        shape = problem.shape
-        assert WorkspaceLayout.of(shape).num_bytes <= TRACE_AT, "the trace lies in the partials"
-        buffer = torch.zeros(PlanLayout.of(shape).words, dtype=torch.int32, device="cuda")
-        kernels.workspace.fill_(255)
-        made = cls(
-            step, kernels.plan(shape, budget), kernels.prepare(problem, config, budget),
-            arguments_of(step, problem, shape, buffer, kernels.workspace), buffer, kernels,
-        )  # fmt: skip
-        kernels.notes.wipe()
-        return made
-
-    def launch(self, stream: int) -> None:
-        """Plan, then attention, on a raw stream."""
-        step = self.step
-        queries = 0 if step.cu_q_lens is None else step.cu_q_lens.data_ptr()
-        self.plan(
-            step.kv_lens.data_ptr(), queries, self.buffer.data_ptr(),
-            self.kernels.workspace.data_ptr(), stream,
-        )  # fmt: skip
-        self.attention(self.arguments.sizes)(stream, *self.arguments.addresses)
-
-    def smids(self) -> Counter[int]:
-        """CTAs of the launches since the last call, by SM; the notes are wiped."""
-        return self.kernels.notes.smids()
-
-
 def arguments_of(
     step: Step, problem: AttentionProblem, shape: AttentionShape, plan: Tensor, workspace: Tensor
 ) -> AttentionArguments:
@@ -116,3 +77,60 @@ def arguments_of(
         scale=case.head_dim**-0.5 if case.scale is None else case.scale,
         softcap=case.softcap or 0.0, k_scale=1.0, v_scale=1.0,
     )  # fmt: skip
+
+
+@cache
+def _traced_kernels() -> TracedKernels:
+    return TracedKernels()
+
+
+class TracedAttention(Traced):
+    """Plan and attention of a step, by a kernel's default configuration in a budget."""
+
+    plans = 1
+
+    def __init__(self, case: Case, kernel: str, budget: Budget) -> None:
+        problem, shape = case.problem, case.shape
+        assert WorkspaceLayout.of(shape).num_bytes <= TRACE_AT, "the trace lies in the partials"
+        # Triton's paths are a kernel each
+        self.launches = 2 if kernel == "triton" and shape.has_prefill else 1
+        config = default_config(problem, kernel)
+        if budget.confined == "grid":
+            config = replace(config, ctas_per_sm=1)
+        self._step, kernels = make_step(case), _traced_kernels()
+        self._buffer = torch.zeros(PlanLayout.of(shape).words, dtype=torch.int32, device="cuda")
+        self._workspace, self.notes = kernels.workspace.fill_(255), kernels.notes
+        self._plan = kernels.plan(shape, budget)
+        self._attention = kernels.prepare(problem, config, budget)
+        self._arguments = arguments_of(self._step, problem, shape, self._buffer, self._workspace)
+        self.notes.wipe()
+        torch.cuda.synchronize()
+
+    def launch(self, stream: int) -> None:
+        """Plan, then attention, on a raw stream."""
+        step = self._step
+        queries = 0 if step.cu_q_lens is None else step.cu_q_lens.data_ptr()
+        self._plan(
+            step.kv_lens.data_ptr(), queries, self._buffer.data_ptr(),
+            self._workspace.data_ptr(), stream,
+        )  # fmt: skip
+        self._attention(self._arguments.sizes)(stream, *self._arguments.addresses)
+
+    def reset(self) -> None:
+        self._step.poison_outputs()
+        torch.cuda.synchronize()
+
+    def check(self) -> None:
+        check(self._step)
+
+
+CASES = {
+    "decode": Case(kv_lens=(3000, 1, 700, 2000, 1500, 900)),
+    "mixed": Case(kv_lens=(900, 1, 700, 300, 1500, 64), q_lens=(300, 1, 2, 300, 1, 8)),
+}
+RUNS: dict[str, Callable[[Budget], Any]] = {
+    f"attention-{name}-{kernel}": partial(TracedAttention, case, kernel)
+    for name, case in CASES.items()
+    for kernel in BACKENDS
+}
+"""A launch of a budget by name."""
