@@ -15,12 +15,11 @@ from tests.gpu.sides import at_most, sides
 from tests.gpu.swiglu_support import Case, check, operands
 
 HALF = torch.bfloat16
-RAGGED = [
+SHAPES = [
     Case(1, 8, 8), Case(1, 3072, 512), Case(7, 136, 1000), Case(16, 512, 4096), Case(33, 2048, 72),
     Case(64, 520, 2048), Case(77, 392, 520), Case(129, 72, 4104), Case(1000, 264, 264),
     Case(257, 1032, 136), Case(96, 256, 512, spacing=8), Case(96, 256, 512, "fp16"),
-]  # fmt: skip
-ODD = [
+    # unaligned shapes and pitches
     Case(1, 1, 1), Case(5, 3, 7), Case(64, 77, 129), Case(131, 255, 511, spacing=3),
     Case(96, 256, 512, spacing=1), Case(33, 130, 1030, "fp16"), Case(40, 12, 64),
 ]  # fmt: skip
@@ -62,7 +61,7 @@ def _name(config: GemmConfig) -> str:
 def _compiled() -> None:
     """Everything that these tests dispatch to at the whole device, compiled in parallel."""
     named = [((THIN if c.swap else WIDE).problem, c) for c in CONFIGS]
-    tuned = [dispatched(case, "own") for case in [*RAGGED, *ODD]]
+    tuned = [dispatched(case, "own") for case in SHAPES]
     plain = [dispatched(case, backend) for case in PLAIN for backend in BACKENDS]
     wanted = [*named, *tuned, *plain]
     precompile_all(item for item in wanted if item[1].kernel not in constraints.LIBRARIES)
@@ -86,13 +85,8 @@ def test_configurations(config, num_sms):
         check(case, x)
 
 
-@pytest.mark.parametrize("case", RAGGED, ids=str)
-def test_ragged_shapes(case):
-    run(case, backend="own")
-
-
-@pytest.mark.parametrize("case", ODD, ids=str)
-def test_unaligned_shapes_and_pitches(case):
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_shapes(case):
     run(case, backend="own")
 
 

@@ -24,12 +24,11 @@ FLAGS, ACTIVATIONS = (False, True), (None, "silu", "gelu")
 ALL = [Epilogue(b, r, act) for b in FLAGS for r in FLAGS for act in ACTIVATIONS]
 FULL = Epilogue(True, True, "silu")
 
-RAGGED = [
+SHAPES = [
     Case(1, 8, 8), Case(1, 6144, 512), Case(7, 264, 1000), Case(16, 512, 4096), Case(33, 4096, 72),
     Case(64, 1032, 2048), Case(77, 776, 520), Case(129, 136, 4104), Case(1000, 520, 264),
     Case(257, 2056, 136), Case(96, 256, 511),
-]  # fmt: skip
-ODD = [
+    # unaligned shapes and pitches
     Case(1, 1, 1), Case(5, 3, 7), Case(64, 77, 129), Case(131, 255, 511, padding=3),
     Case(96, 256, 512, padding=1), Case(33, 130, 1030, "fp16", FULL),
 ]  # fmt: skip
@@ -54,7 +53,7 @@ PLAIN = [Case(200, 384, 640, dtype) for dtype in ("bf16", "fp16")]
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """Everything that these tests dispatch to at the whole device, compiled in parallel."""
-    tuned = [dispatched(case, "own") for case in [*RAGGED, *ODD]]
+    tuned = [dispatched(case, "own") for case in SHAPES]
     forced = [dispatched(Case(epilogue=e), kernel) for e in ALL for kernel in ("tma", "ws")]
     plain = [dispatched(case, backend) for case in PLAIN for backend in BACKENDS]
     named = [(Case(epilogue=e).problem, c) for c in CONFIGS for e in (Epilogue(), FULL)]
@@ -71,13 +70,8 @@ def run(case: Case, **options) -> Operands:
     return x
 
 
-@pytest.mark.parametrize("case", RAGGED, ids=str)
-def test_ragged_shapes(case):
-    run(case, backend="own")
-
-
-@pytest.mark.parametrize("case", ODD, ids=str)
-def test_unaligned_shapes_and_pitches(case):
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_shapes(case):
     run(case, backend="own")
 
 

@@ -67,14 +67,8 @@ COUNTED = [
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", PAIRS, ids=str)
-def test_pairs_of_options(case, backend):
-    run(case, backend=backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", SINGLES, ids=str)
-def test_options_alone(case, backend):
+@pytest.mark.parametrize("case", [*PAIRS, *SINGLES], ids=str)
+def test_options(case, backend):
     run(case, backend=backend)
 
 

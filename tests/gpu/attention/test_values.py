@@ -46,7 +46,8 @@ BUNDLES = Case(kv_lens=(16_640, 16_641, 40_000, 70_000), q_heads=8, kv_heads=2)
 CUT = Case(kv_lens=(20_000, 9000, 50_000), q_lens=(40, 130, 9), head_dim=64, q_heads=4, kv_heads=1)
 """Prefill items whose keys are cut into pieces."""
 
-DECODE_CASES = [
+CASES = [
+    # decode
     Case(kv_lens=RAGGED),
     *(Case(q_heads=q, kv_heads=kv) for q, kv in GROUPS),
     *(Case(head_dim=dim) for dim in DIMS),
@@ -63,8 +64,7 @@ DECODE_CASES = [
     BUNDLES,
     replace(BUNDLES, q_heads=16, kv_heads=1, fp8=True),
     replace(BUNDLES, q_heads=16, kv_heads=1, head_dim=256, window=30_000),
-]
-PAGE_CASES = [
+    # pages and layouts
     *(Case(page_size=page) for page in PAGES),
     *(Case(page_size=page, flat=True, layout="hnd") for page in PAGES[::2]),
     *(Case(layout=layout) for layout in LAYOUTS),
@@ -74,8 +74,7 @@ PAGE_CASES = [
     replace(PREFILL, layout="paired", page_size=64),
     replace(PREFILL, page_size=1),
     replace(CHUNKED, page_size=256),
-]
-VERIFY_CASES = [
+    # verification
     VERIFY,
     replace(VERIFY, q_heads=16, kv_heads=2),
     replace(VERIFY, q_heads=5, kv_heads=1, dtype="fp16"),
@@ -84,8 +83,7 @@ VERIFY_CASES = [
     replace(VERIFY, head_dim=256),
     replace(VERIFY, fp8=True),
     *(Case(kv_lens=(70, 5, 600), q_lens=(q, 1, q)) for q in (2, 8)),
-]
-PREFILL_CASES = [
+    # prefill and mixed
     PREFILL,
     CHUNKED,
     MIXED,
@@ -98,29 +96,12 @@ PREFILL_CASES = [
     *(replace(MIXED, **dtype) for dtype in DTYPES[1:4]),
     replace(MIXED, fp8=True, scales="tensor", layout="hnd", flat=True),
 ]
+"""Some are there twice."""
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", DECODE_CASES, ids=str)
-def test_decode(case, backend):
-    run(case, backend=backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", PAGE_CASES, ids=str)
-def test_pages_and_layouts(case, backend):
-    run(case, backend=backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", VERIFY_CASES, ids=str)
-def test_verification(case, backend):
-    run(case, backend=backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", PREFILL_CASES, ids=str)
-def test_prefill_and_mixed(case, backend):
+@pytest.mark.parametrize("case", dict.fromkeys(CASES), ids=str)
+def test_values(case, backend):
     run(case, backend=backend)
 
 
