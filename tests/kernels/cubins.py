@@ -114,3 +114,11 @@ def layouts_summed(monkeypatch: pytest.MonkeyPatch, shape: str) -> set[Any]:
 
     monkeypatch.setattr(triton, "compile", spied)
     return layouts
+
+
+def waits_first(code: str) -> bool:
+    """Whether the wait for the kernel before comes ahead of all accesses of memory, loads of
+    parameters apart."""
+    wait = re.search(r"ACQBULK|DEPBAR\.GDC", code)
+    first = re.search(r"\b(LDG|STG|LDGSTS|UTMALDG)\b", code)
+    return wait is not None and first is not None and wait.start() < first.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from smkern.tuning.moe import (
     candidates,
     group_tokens,
 )
-from tests.kernels.cubins import layouts_summed, sass, usage
+from tests.kernels.cubins import layouts_summed, sass, usage, waits_first
 
 pytestmark = pytest.mark.slow
 
@@ -51,13 +50,6 @@ PROBLEMS: dict[str, Any] = {
     "unpermute-many": UnpermuteProblem(64, 32, 2048),
 }
 EACH = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-
-
-def waits_first(code: str) -> bool:
-    """Whether the wait for the kernel before comes ahead of all accesses of memory."""
-    wait = re.search(r"ACQBULK|DEPBAR\.GDC", code)
-    first = re.search(r"\b(LDG|STG|LDGSTS|UTMALDG)\b", code)
-    return wait is not None and first is not None and wait.start() < first.start()
 
 
 @pytest.mark.parametrize("kernel", _SIGNATURES)

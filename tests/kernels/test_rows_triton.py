@@ -13,7 +13,7 @@ from smkern.kernels import rows_triton
 from smkern.kernels.compile import Artifact
 from smkern.kernels.rows_launch import PARAMETERS, variant_of
 from smkern.tuning.rows import RowsConfig, RowsProblem, held, registers, shapes_of
-from tests.kernels.cubins import layouts_summed, sass, usage
+from tests.kernels.cubins import layouts_summed, sass, usage, waits_first
 
 pytestmark = pytest.mark.slow
 
@@ -81,16 +81,9 @@ def test_a_launch_waits_for_the_one_before(tmp_path: Path) -> None:
     problems = [replace(BASE, op=op) for op in PARAMETERS]
     artifacts = [variant_of(x, shapes_of(x)[0], 90).compile() for x in problems]
     for op, code in zip(PARAMETERS, sass(artifacts, tmp_path), strict=True):
-        # the wait comes before the first access of memory, loads of parameters apart
-        # (asking for the weights to come to L2 is none)
-        wait = re.search(r"ACQBULK|DEPBAR\.GDC", code)
-        if "norm" in op:
-            assert wait is not None
-            assert code.index("CCTL.E.PF2") < wait.start(), op
-        first = re.search(r"\b(LDG|STG|LDGSTS)\b", code)
-        assert wait is not None, op
-        assert first is not None
-        assert wait.start() < first.start(), op
+        assert waits_first(code), op
+        if "norm" in op:  # asking for the weights to come to L2 is no access
+            assert code.index("CCTL.E.PF2") < code.index("ACQBULK"), op
 
 
 @pytest.mark.parametrize("width", [1000, 4096, 5120, 16384])
