@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from smkern.latency.curve import Curve, Filled
 from smkern.latency.roofline import Roofline
@@ -185,32 +186,20 @@ class PromptTimes:
         return min(max(over, _LEAST_OVER), _MOST_OVER)
 
 
+@dataclass(slots=True, eq=False)
 class _Forward:
     """What is the same of all forwards of so many tokens and rows on so many SMs."""
 
-    __slots__ = (
-        "_attention", "_behind", "_fixed", "_key_us", "_new", "_pair_us", "_per_sm", "_walk_us",
-        "mixed", "others_us",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        new: int,
-        others_us: float,
-        fixed: float,
-        key_us: float,
-        pair_us: float,
-        walk_us: float,
-        attention: float,
-        behind: Curve,
-        per_sm: float,
-        mixed: float,
-    ) -> None:
-        self.mixed = mixed
-        self.others_us = others_us
-        self._new, self._fixed, self._key_us, self._pair_us = new, fixed, key_us, pair_us
-        self._walk_us = walk_us
-        self._attention, self._behind, self._per_sm = attention, behind, per_sm
+    _new: int
+    others_us: float
+    _fixed: float
+    _key_us: float
+    _pair_us: float
+    _walk_us: float
+    _attention: float
+    _behind: Curve
+    _per_sm: float
+    mixed: float
 
     def us(self, size: Size, steps_us: float = 0.0) -> float:
         return self.others_us + self.attention_us(size, steps_us)

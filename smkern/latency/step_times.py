@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import sqrt
 
 from smkern.latency.curve import Curve, Filled
@@ -119,7 +120,8 @@ class StepTimes:
         over = self._others.at(num_sms, batch) if self._others else UNMEASURED
         attention = self._attention.at(num_sms) if self._attention else over
         rest = self._rest.slice(num_sms).slice(batch) if self._rest else self._rest
-        return _Step(batch, others_us, over, Attention(roofline, num_sms, batch), attention, rest)
+        found = Attention(roofline, num_sms, batch)
+        return _Step(batch, others_us, over * others_us, found, attention, rest)
 
 
 class Attention:
@@ -148,24 +150,16 @@ class Attention:
         return sqrt(sqrt(memory * memory + flight * flight))
 
 
+@dataclass(slots=True, eq=False)
 class _Step:
     """What is the same of all steps of so many rows on so many SMs."""
 
-    __slots__ = ("_batch", "_fixed_us", "attention", "attention_over", "others_us", "rest")
-
-    def __init__(
-        self,
-        batch: int,
-        others_us: float,
-        over: float,
-        attention: Attention,
-        attention_over: float,
-        rest: Curve,
-    ) -> None:
-        self._batch = batch
-        self.others_us, self._fixed_us = others_us, over * others_us
-        self.attention, self.attention_over = attention, attention_over
-        self.rest = rest
+    _batch: int
+    others_us: float
+    _fixed_us: float
+    attention: Attention
+    attention_over: float
+    rest: Curve
 
     def us(self, total_kv: int) -> float:
         batch = self._batch

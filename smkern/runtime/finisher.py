@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ from smkern.runtime.timeline.timeline import Timeline
 from smkern.runtime.watchdog import Watchdog
 
 
+@dataclass(eq=False)
 class Finisher:
     """Ends requests and gives back what they hold.
 
@@ -33,29 +35,22 @@ class Finisher:
     anywhere else, in a pool, in `Executor.forget` or in a clock, leaves nobody who knows whose
     pages are whose: then all requests end, and the runtime with them.
 
-    Args:
-        executor, lanes, queues, launcher, scheduler, outputs, meter, timeline: The runtime's.
-        owner: Is told that the runtime is dead.
-        requests: Those that have not ended, by id.
+    All parts are the runtime's; its owner is told that it is dead.
     """
 
-    def __init__(
-        self, executor: Executor, lanes: Interleaver, queues: RequestQueues,
-        launcher: BatchLauncher, scheduler: Scheduler, outputs: OutputProcessor,
-        meter: StatsMeter, timeline: Timeline, owner: Owner, requests: dict[int, Request],
-    ) -> None:  # fmt: skip
-        self._executor = executor
-        self._lanes = lanes
-        self._queues = queues
-        self._launcher = launcher
-        self._scheduler = scheduler
-        self._outputs = outputs
-        self._meter = meter
-        self._timeline = timeline
-        self._owner = owner
-        self._requests = requests
-        self.is_clean = False
-        """Whether `clean` came to its end."""
+    _executor: Executor
+    _lanes: Interleaver
+    _queues: RequestQueues
+    _launcher: BatchLauncher
+    _scheduler: Scheduler
+    _outputs: OutputProcessor
+    _meter: StatsMeter
+    _timeline: Timeline
+    _owner: Owner
+    _requests: dict[int, Request]
+    """Those that have not ended, by id."""
+    is_clean: bool = field(default=False, init=False)
+    """Whether `clean` came to its end."""
 
     def end(self, request: Request, *, computing: bool = True) -> None:
         """A request leaves; its pages come back once nothing reads or writes them.

@@ -246,27 +246,15 @@ class Server:
         self._client.stop()
 
 
+@dataclass(slots=True, eq=False)
 class Running:
-    """A generation on its way into a response.
+    """A generation on its way into a response: its tokens, a choice each, the prompts, each once,
+    and the response's wording."""
 
-    Args:
-        generation: Its tokens.
-        choices: A choice each.
-        prompts: The prompts, each once.
-        wording: Of the response.
-    """
-
-    def __init__(
-        self,
-        generation: Generation,
-        choices: Sequence[Choice],
-        prompts: Sequence[list[int]],
-        wording: Completions,
-    ) -> None:
-        self._generation = generation
-        self._choices = choices
-        self._prompts = prompts
-        self._wording = wording
+    _generation: Generation
+    _choices: Sequence[Choice]
+    _prompts: Sequence[list[int]]
+    _wording: Completions
 
     async def events(self, with_usage: bool) -> AsyncIterator[bytes]:
         """The events of a stream, as many at a time as there are."""

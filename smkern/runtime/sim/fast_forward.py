@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -45,6 +45,7 @@ def fast_forward(
     return FastForward(device, lanes, queues, launcher, outputs, scheduler, watchdog)
 
 
+@dataclass(slots=True, eq=False)
 class FastForward:
     """Takes a steady batch from one event to the next, in the times of the steps one by one.
 
@@ -54,18 +55,13 @@ class FastForward:
     them, and what is on its way is moved to where it would be then.
     """
 
-    def __init__(
-        self, device: SimDevice, lanes: Interleaver, queues: RequestQueues,
-        launcher: BatchLauncher, outputs: OutputProcessor, scheduler: Scheduler,
-        watchdog: Watchdog,
-    ) -> None:  # fmt: skip
-        self._device = device
-        self._lanes = lanes
-        self._queues = queues
-        self._launcher = launcher
-        self._outputs = outputs
-        self._scheduler = scheduler
-        self._watchdog = watchdog
+    _device: SimDevice
+    _lanes: Interleaver
+    _queues: RequestQueues
+    _launcher: BatchLauncher
+    _outputs: OutputProcessor
+    _scheduler: Scheduler
+    _watchdog: Watchdog
 
     def __call__(self, until_us: float | None) -> None:
         """Skip the steps that end before a moment; None: there is no such moment."""

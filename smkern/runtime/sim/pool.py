@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from smkern.errors import SmkernError
 from smkern.kv import Event, PagePool
@@ -118,18 +119,14 @@ class SimPool(PagePool):
             )
 
 
+@dataclass(slots=True, eq=False)
 class _Guard:
     """An event of a release, checked against the launches that use the pages."""
 
-    __slots__ = ("_event", "_pool", "_request", "_users")
-
-    def __init__(
-        self, pool: SimPool, request: Hashable, event: Event, users: list[SimEvent]
-    ) -> None:
-        self._pool = pool
-        self._request = request
-        self._event = event
-        self._users = users
+    _pool: SimPool
+    _request: Hashable
+    _event: Event
+    _users: list[SimEvent]
 
     def query(self) -> bool:
         if not self._event.query():

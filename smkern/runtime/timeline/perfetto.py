@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def _slice(span: Span, origin_us: float) -> Event:
     if span.predicted_us is not None:
         args["predicted_us"] = span.predicted_us
     if span.size is not None:
-        args["size"] = _size(span.size)
+        args["size"] = asdict(span.size)
     if span.about is not None:
         args["about"] = span.about
     return {
@@ -147,17 +147,6 @@ def _slice(span: Span, origin_us: float) -> Event:
         "ts": span.begin_us - origin_us,
         "dur": span.duration_us,
         "args": args,
-    }
-
-
-def _size(size: Size) -> dict[str, Any]:
-    return {
-        "chunks": [list(chunk) for chunk in size.chunks],
-        "layers": size.layers,
-        "num_layers": size.num_layers,
-        "head": size.head,
-        "batch": size.batch,
-        "total_kv": size.total_kv,
     }
 
 

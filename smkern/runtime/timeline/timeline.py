@@ -292,29 +292,13 @@ class _Off(Timeline):
 
     is_off = True
 
-    def launched(self, ticket: Ticket) -> None:
+    def _ignored(self, *record: Any, **more: Any) -> None:
         pass
 
-    def over(self, ticket: Ticket) -> None:
-        pass
-
-    def later(self, handle: Callable[..., None], *record: Any) -> None:
-        pass
-
-    def later_each(self, handle: Callable[..., None], records: Iterable[tuple[Any, ...]]) -> None:
-        pass
-
-    def decided(self, snapshot: Snapshot, decision: Decision) -> None:
-        pass
-
-    def state(self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0) -> None:
-        pass
+    launched = over = later = later_each = decided = state = abandoned = _ignored
 
     def settle_briefly(self) -> bool:
         return True
-
-    def abandoned(self, tickets: Iterable[Ticket]) -> None:
-        pass
 
 
 def _unfinished(ticket: Ticket, now_us: float) -> Span:
