@@ -206,11 +206,14 @@ class Adaptive(BasePolicy):
         tokens = self._batch_tokens(snapshot)
         chunks = tuple(chunks_of(batch, tokens))
         mixed = self._mixed(snapshot, prices, batch) if "mixed" in self._modes else None
+        is_long = mixed is not None and mixed.step_us > self._aim_us("mixed")
         turns = None
-        if "turns" in self._modes and self._is_slow(snapshot, prices, mixed):
+        if "turns" in self._modes and (
+            mixed is None or is_long or self._is_slow(snapshot, prices, mixed.rate)
+        ):
             turns = self._turns(snapshot, prices, chunks)
         if mixed is not None and turns is not None:
-            if mixed.step_us <= self._aim_us("mixed"):
+            if not is_long:
                 turns = turns if mixed.rate <= FAR_SLOWER * turns.rate else None
             elif self.lateness.is_overdrawn:
                 mixed = None  # it is such chunks that come late
@@ -316,14 +319,12 @@ class Adaptive(BasePolicy):
             rate *= CHANGING
         return Way("mixed", rate, None, us, chunk=tokens)
 
-    def _is_slow(self, snapshot: Snapshot, prices: Prices, mixed: Way | None) -> bool:
-        """Whether a chunk takes more than its time, or may be far slower than layers between steps;
-        these are priced then."""
-        if mixed is None or mixed.step_us > self._aim_us("mixed"):
-            return True
+    def _is_slow(self, snapshot: Snapshot, prices: Prices, rate: float) -> bool:
+        """Whether chunks at a rate may be far slower than layers between steps, which are priced
+        then."""
         layers, total = snapshot.num_layers, snapshot.num_sms
         left = 1.0 - prices.step_us(total) / self._aim_us("turns")
-        return mixed.rate * self._saturation.token_us(layers, total) <= FAR_SLOWER * left
+        return rate * self._saturation.token_us(layers, total) <= FAR_SLOWER * left
 
     def _split(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Way | None:
         """A batch by layers beside decode steps, as long ones as those who join may wait for."""
