@@ -45,8 +45,9 @@ class ModelSizes:
         """The sizes of a model."""
         names = [item.name for item in fields(cls) if item.name != "moe"]
         moe = config.moe
-        experts = None if moe is None else _experts(moe)
-        return cls(**{name: getattr(config, name) for name in names}, moe=experts)
+        if moe is not None:
+            moe = ExpertSizes(moe.num_experts, moe.top_k, moe.intermediate_size)
+        return cls(**{name: getattr(config, name) for name in names}, moe=moe)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ModelSizes:
@@ -88,7 +89,3 @@ class ModelSizes:
         if self.linear_bytes == 2:
             del values["linear_bytes"]
         return {name: value for name, value in values.items() if value is not None}
-
-
-def _experts(moe: Any) -> ExpertSizes:
-    return ExpertSizes(moe.num_experts, moe.top_k, moe.intermediate_size)

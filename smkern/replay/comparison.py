@@ -82,10 +82,8 @@ class Comparison:
             return sorted(self.reports, key=lambda name: -self.goodputs[name].rate_rps)
 
         def rank(name: str) -> tuple[bool, float, float]:
-            one = self.reports[name]
-            kept = min(one.tbt_kept or 0.0, one.ttft_kept)
-            is_kept = kept >= 1.0 - self.slo.tolerated
-            return not is_kept, 0.0 if is_kept else -kept, one.ttft_ms.mean or 0.0
+            one, is_kept = self.reports[name], self._keeps(name)
+            return not is_kept, 0.0 if is_kept else -one.kept, one.ttft_ms.mean or 0.0
 
         return sorted(self.reports, key=rank)
 
@@ -100,22 +98,20 @@ class Comparison:
                 said += f", {others[0]} {second:.2f}"
             return said + "."
         one = self.reports[best]
-        kept = min(one.tbt_kept or 0.0, one.ttft_kept)
-        if kept < 1.0 - self.slo.tolerated:
+        if not self._keeps(best):
             return (
-                f"None keeps the limits; {best} comes nearest: {kept:.1%} of its gaps or first "
+                f"None keeps the limits; {best} comes nearest: {one.kept:.1%} of its gaps or first "
                 "tokens do."
             )
         said = f"{best} wins: it keeps the limits, mean TTFT {one.ttft_ms.mean or 0:.0f} ms"
-        keep = [
-            name for name in others
-            if min(self.reports[name].tbt_kept or 0.0, self.reports[name].ttft_kept)
-            >= 1.0 - self.slo.tolerated
-        ]  # fmt: skip
+        keep = [name for name in others if self._keeps(name)]
         if keep:
             second = self.reports[keep[0]].ttft_ms.mean or 0.0
             return f"{said}, {keep[0]} {second:.0f}; {len(keep) + 1} of {len(self.reports)} do."
         return f"{said}; no other does." if others else f"{said}."
+
+    def _keeps(self, name: str) -> bool:
+        return self.reports[name].kept >= 1.0 - self.slo.tolerated
 
     def plot(self, path: Path | str) -> Path:
         """Draw all policies in one picture: first tokens, gaps, and the split over time."""

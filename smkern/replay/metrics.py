@@ -128,6 +128,11 @@ class Report:
             runtime=_runtime(served.stats),
         )
 
+    @property
+    def kept(self) -> float:
+        """The lesser of the shares within the limits."""
+        return min(self.tbt_kept or 0.0, self.ttft_kept)
+
     def to_json(self) -> dict[str, Any]:
         """As a dictionary that JSON can hold."""
         found: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
 from smkern.ops.fp8.rows_dispatch import quant_dispatcher, scale_steps, step_of
 from smkern.ops.moe.check import check_permuted, permuted_shapes
 from smkern.ops.moe.dispatch import moe_dispatcher
-from smkern.ops.operator import Bound, Operator, Shapes, call_class
+from smkern.ops.operator import Bound, Operator, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
@@ -39,10 +39,6 @@ def check_permute(call: Any) -> None:
             "as pairs are copied; pad x with zeros"
         )
     check_out_scale(call.out_scale, call.experts.numel(), hidden)
-
-
-def _shapes(call: Any) -> Shapes:
-    return permuted_shapes(call, FP8)
 
 
 def by_reference(call: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +109,7 @@ SCALED_PERMUTE: Operator[QuantProblem] = Operator(
     name="scaled_moe_permute",
     call=ScaledPermute,
     check=check_permute,
-    shapes=_shapes,
+    shapes=lambda call: permuted_shapes(call, FP8),
     problem=_problem,
     reference=by_reference,
     dispatcher=quant_dispatcher,

@@ -18,7 +18,7 @@ from smkern.ops.moe.check import (
     whole,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
-from smkern.ops.operator import Operator, Shapes, call_class
+from smkern.ops.operator import Operator, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
@@ -27,10 +27,6 @@ from smkern.tuning.moe import PermuteProblem
 Permute = call_class(
     "Permute", "Tensor x, Tensor experts, int num_experts", ("rows", "expert_offsets", "index")
 )
-
-
-def _shapes(call: Any) -> Shapes:
-    return permuted_shapes(call, call.x.dtype)
 
 
 def _problem(call: Any, aligned: bool) -> PermuteProblem:
@@ -55,7 +51,7 @@ PERMUTE: Operator[PermuteProblem] = Operator(
     name="moe_permute",
     call=Permute,
     check=check_permuted,
-    shapes=_shapes,
+    shapes=lambda call: permuted_shapes(call, call.x.dtype),
     problem=_problem,
     numbers=_numbers,
     reference=lambda call: reference.moe_permute(call.x, call.experts, call.num_experts),

@@ -18,7 +18,7 @@ from smkern.ops.moe.check import (
     whole,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
-from smkern.ops.operator import Operator, Shapes, call_class
+from smkern.ops.operator import Operator, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
@@ -47,10 +47,6 @@ def _check(call: Any) -> None:
             )
 
 
-def _shapes(call: Any) -> Shapes:
-    return (((call.weights.shape[0], call.y.shape[1]), call.y.dtype),)
-
-
 def _rows(call: Any) -> tuple[Tensor | None, ...]:
     return call.y, call.residual, call.out
 
@@ -75,7 +71,7 @@ UNPERMUTE: Operator[UnpermuteProblem] = Operator(
     name="moe_unpermute",
     call=Unpermute,
     check=_check,
-    shapes=_shapes,
+    shapes=lambda call: (((call.weights.shape[0], call.y.shape[1]), call.y.dtype),),
     problem=_problem,
     numbers=_numbers,
     reference=lambda call: reference.moe_unpermute(

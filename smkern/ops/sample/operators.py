@@ -17,7 +17,7 @@ from smkern.ops.operator_run import entry
 from smkern.ops.reference import sample as reference
 from smkern.ops.sample.call import Sample, check_sample, choices_of, numbers_of, problem_of
 from smkern.ops.sample.check import check_memory
-from smkern.tuning.sample import SAMPLE_FAMILY, Budget, SampleConfig, SampleProblem, workspace_bytes
+from smkern.tuning.sample import SAMPLE_FAMILY, SampleConfig, SampleProblem, workspace_bytes
 
 
 @cache
@@ -43,10 +43,6 @@ def by_reference(call: Any) -> Tensor:
     )  # fmt: skip
 
 
-def _workspace(problem: SampleProblem, budget: Budget) -> int:
-    return workspace_bytes(problem)
-
-
 SAMPLE: Operator[SampleProblem] = Operator(
     name="sample",
     call=Sample,
@@ -58,7 +54,7 @@ SAMPLE: Operator[SampleProblem] = Operator(
     dispatcher=sample_dispatcher,
     vectors=("logits",),
     in_place=(("lengths", "steps"),),
-    workspace=_workspace,
+    workspace=lambda problem, budget: workspace_bytes(problem),
 )
 LIBRARY = register(SAMPLE)
 _sample = entry(SAMPLE)
