@@ -73,8 +73,10 @@ def test_an_event_before_the_time_replaces_it() -> None:
     assert world.device.now_us() < 1e4
 
 
-def test_a_policy_that_rests_for_ever_stops_nobody() -> None:
-    resting = Decision(pause_decode=True, ask_again_us=1e9)
+@pytest.mark.parametrize("again_us", [100.0, 1e12])
+def test_a_policy_that_rests_for_ever_stops_nobody(again_us: float) -> None:
+    """Rests are bounded, whatever time it names and however often."""
+    resting = Decision(pause_decode=True, ask_again_us=again_us)
     world = World(Scripted([], resting), end_probability=0.0)
     world.submit([1] * 8, 3)
     world.run()

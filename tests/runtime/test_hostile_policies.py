@@ -111,14 +111,3 @@ def test_nothing_but_nonsense(field: str) -> None:
     world.finish(wait_us=100.0)
     assert world.mux.errors
     assert all(str(error).startswith(f"{field}=") for _, error in world.mux.errors)
-
-
-def test_a_policy_that_does_nothing_and_asks_again_for_ever() -> None:
-    """Rests are bounded, whatever time it names and however often."""
-    for again_us in (100.0, 1e12):
-        resting = Decision(pause_decode=True, ask_again_us=again_us)
-        world = World(Sometimes(Chunked(), lambda snapshot: resting, range(10**6)))  # noqa: B023
-        world.submit([1] * 20, 2)
-        list(world.mux.run())
-        assert world.handles[0].done
-        assert world.device.now_us() < 3.1e5
