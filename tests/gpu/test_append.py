@@ -278,30 +278,8 @@ def test_garbage_writes_only_to_pages(flat):
     torch.cuda.synchronize()
 
 
-def test_tensors_of_another_device():
-    args, options = make(BASE, "cuda")
-    with pytest.raises(ArgumentError, match="page_table is on cpu, k_cache on cuda:0"):
-        smkern.qk_norm_rope_append(*args[:5], args[5].cpu(), args[6], **options)
-    with pytest.raises(ArgumentError, match="k is on cpu"):
-        smkern.append_kv(args[1].cpu(), *args[2:], **plain_options(options))
-    with pytest.raises(ArgumentError, match="cos_sin is on cpu"):
-        smkern.qk_norm_rope_append(*args, **(options | {"cos_sin": options["cos_sin"].cpu()}))
-
-
 def test_check_reads_the_device():
     args, options = make(BASE, "cuda")
     args[5][1, 25] = 10**6
     with pytest.raises(ArgumentError, match="of request 1, entry 25"):
         smkern.qk_norm_rope_append(*args, **options, check=True)
-
-
-@A_FEW
-def test_compiled(case):
-    made = make(replace(case, fill=0.0), "cuda")
-    args, options = made
-    same, _ = cloned(made)
-    step = torch.compile(smkern.qk_norm_rope_append, fullgraph=True, backend="aot_eager")
-    want = smkern.qk_norm_rope_append(*same, **options)
-    assert same_bits(step(*args, **options), want)
-    for x, y in zip(args[3:5], same[3:5], strict=True):
-        assert same_bits(x, y)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.library import opcheck
 
 import smkern
 from smkern.errors import ArgumentError, BudgetError
@@ -162,17 +161,3 @@ def test_what_is_refused():
             smkern.gemm_swiglu(x.a, w, **({"out": x.out} | options))
     torch.cuda.synchronize()
     assert (x.out == 7).all()
-
-
-def test_opcheck_and_compile():
-    x = operands(Case(24, 64, 128))
-    a, w = x.a.contiguous(), x.w.contiguous()
-    want = smkern.gemm_swiglu(a, w, num_sms=16)
-    options = {"num_sms": 16, "static_weights": True}
-    opcheck(torch.ops.smkern.gemm_swiglu.default, (a, w), options)
-    out = torch.empty_like(want)
-    opcheck(torch.ops.smkern.gemm_swiglu_out.default, (a, w, out), options)
-    layer = torch.compile(
-        lambda a, w: smkern.gemm_swiglu(a, w, num_sms=16), backend="aot_eager", fullgraph=True
-    )
-    assert torch.equal(layer(a, w), want)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import smkern
-from smkern.errors import ArgumentError, WarmupError
+from smkern.errors import WarmupError
 from smkern.kernels.moe_launch import MoeKernels
 from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK, Topk
@@ -336,31 +336,3 @@ def test_overlap_changes_no_bits(tokens: int) -> None:
     assert same_bits(chain(True, tokens), wanted)
     with smkern.ladder([16]) as ladder:
         assert same_bits(chain(True, tokens, ladder.split(decode=16).decode), wanted)
-
-
-def test_bad_input() -> None:
-    logits = torch.randn(4, EXPERTS, device="cuda").to(BF16)
-    weights, experts = smkern.topk_softmax(logits, TOP_K)
-    x = torch.randn(4, HIDDEN, device="cuda").to(BF16)
-    rows, _, index = smkern.moe_permute(x, experts, EXPERTS)
-    with pytest.raises(ArgumentError, match="experts is on cpu, x on cuda:0"):
-        smkern.moe_permute(x, experts.cpu(), EXPERTS)
-    with pytest.raises(ArgumentError, match=r"x is torch\.float32 on a GPU"):
-        smkern.moe_permute(x.float(), experts, EXPERTS)
-    with pytest.raises(ArgumentError, match=r"rows at .* overlaps x"):
-        smkern.moe_permute(rows[:4], experts, EXPERTS, out=(rows, experts.new_empty(129), index))
-    with pytest.raises(ArgumentError, match=r"out at .* overlaps y"):
-        smkern.moe_unpermute(rows, index, weights, out=rows[:4])
-
-
-def test_compiled() -> None:
-    logits = torch.randn(40, EXPERTS, device="cuda").to(BF16)
-    x = torch.randn(40, HIDDEN, device="cuda").to(BF16)
-
-    def step(logits: Tensor, x: Tensor) -> Tensor:
-        weights, experts = smkern.topk_softmax(logits, TOP_K)
-        rows, _, index = smkern.moe_permute(x, experts, EXPERTS)
-        return smkern.moe_unpermute(rows, index, weights, residual=x)
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(logits, x), step(logits, x))

@@ -11,7 +11,7 @@ import torch
 
 import smkern
 from smkern.device import Budget
-from smkern.errors import ArgumentError, BudgetError, WarmupError
+from smkern.errors import WarmupError
 from smkern.kernels.rows_launch import RowsKernels
 from smkern.ops.operator_eager import eager_operator
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, numbers_of, problem_of
@@ -88,14 +88,6 @@ def test_random_sizes() -> None:
 @pytest.mark.parametrize(("width", "pad"), [(4095, 0), (4096, 3), (4096, 8), (261, 3)])
 def test_rows_that_are_not_whole_16_bytes(op: str, width: int, pad: int) -> None:
     run(make(op, 37, width, pad=pad))
-
-
-@EACH
-def test_no_tokens(op: str) -> None:
-    call = make(op, 0, 4096)
-    before = smkern.counters()
-    run(call)
-    assert smkern.counters() == before
 
 
 def test_results_are_made() -> None:
@@ -280,45 +272,6 @@ def test_a_warmup_loads_all_that_serving_needs() -> None:
             for num_sms in (None, 1, 32):
                 run(make(op, rows, width), num_sms=num_sms)
     assert smkern.counters() == before
-
-
-@EACH
-def test_compiled(op: str) -> None:
-    call = make(op, 9, 4096)
-    same = cloned(call)
-    step = torch.compile(getattr(smkern, op), fullgraph=True, backend="aot_eager")
-    found = step(*tensors(call), **eps_of(call))
-    check(same, call._replace(out=found))
-    call = make(op, 9, 4096)
-    same = cloned(call)
-    step(*tensors(call), out=call.out, **eps_of(call))
-    check(same, call)
-
-
-def test_opcheck() -> None:
-    x, weight = rows_of(4, 64, BF16), torch.ones(64, device="cuda", dtype=BF16)
-    torch.library.opcheck(torch.ops.smkern.rms_norm.default, (x, weight))
-    torch.library.opcheck(torch.ops.smkern.add_rms_norm.default, (x, x.clone(), weight))
-    torch.library.opcheck(torch.ops.smkern.silu_and_mul_out.default, (x, x.new_zeros(4, 32)))
-
-
-def test_bad_input() -> None:
-    x, weight = rows_of(4, 64, BF16), torch.ones(64, device="cuda", dtype=BF16)
-    with pytest.raises(ArgumentError, match=r"torch\.float32 on a GPU"):
-        smkern.rms_norm(x.float(), weight.float())
-    with pytest.raises(ArgumentError, match="weight is on cpu, x on cuda:0"):
-        smkern.rms_norm(x, weight.cpu())
-    with pytest.raises(ArgumentError, match="overlaps"):
-        smkern.add_rms_norm(x, x, weight)
-    with pytest.raises(BudgetError, match="above the device"):
-        smkern.rms_norm(x, weight, num_sms=10_000)
-    out = poisoned(4, 64, BF16)
-    torch.cuda.synchronize()
-    with smkern.ladder([16]) as ladder, ladder.split(decode=16).decode:
-        with pytest.raises(BudgetError, match="partition"):
-            smkern.rms_norm(x, weight, num_sms=17)
-        smkern.rms_norm(x, weight, out=out, num_sms=8)
-    check(RmsNorm(x, weight, 1e-6), RmsNorm(x, weight, 1e-6, out))
 
 
 def test_a_residual_of_another_pitch() -> None:

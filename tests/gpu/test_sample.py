@@ -238,10 +238,3 @@ def test_bad_input_on_the_device():
     with pytest.raises(ArgumentError, match="overlaps"):
         smkern.sample(logits, out=logits.view(torch.int32)[0, :3])
     assert smkern.sample(logits, temperature=cold, seeds=1)[1] == logits[1].argmax()
-
-
-@EACH_KIND
-def test_compiled(kind):
-    logits, options = logits_of(6, 5000, torch.bfloat16).cuda(), options_of(kind, 6, "cuda")
-    step = torch.compile(smkern.sample, fullgraph=True, backend="aot_eager")
-    assert torch.equal(step(logits, **options), draw(logits, **options))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
+from smkern.errors import ArgumentError, DeviceError, WarmupError
 from smkern.kernels.append_launch import NUMBERS, POINTERS, SCALARS, STRIDES, variants_of
 from smkern.ops.append.call import Call
 from smkern.ops.append.dispatch import of_step
@@ -160,17 +160,6 @@ def test_values_and_pointers(device, case, place):
     assert (stream, len(device.launches)) == (7, 1)
 
 
-def test_a_second_call_prepares_nothing(device):
-    args, options = make(ALL)
-    for _ in range(3):
-        device(*args, **options)
-    assert (len(device.prepared), len(device.launches)) == (1, 3)
-    device.stream = 8
-    device(*args, **options)
-    assert [x[2].num_sms for x in device.prepared] == [132, 32]
-    assert device.launches[-1][0] == 8
-
-
 def test_rows_that_are_not_whole_16_bytes(device):
     """One element more between tokens: other code, the same values."""
     args, options = make(ALL)
@@ -179,18 +168,6 @@ def test_rows_that_are_not_whole_16_bytes(device):
     want = device(*args, **options)
     assert torch.equal(device(apart, *args[1:], **options), want)
     assert [x[0].aligned for x in device.prepared] == [True, False]
-
-
-def test_budgets(device):
-    args, options = make(ALL)
-    device(*args, **options, num_sms=20)
-    assert device.prepared[-1][2] == Budget(20, "grid", True)
-    for num_sms, match in ((133, "133 is above the device's 132"), (0, "at least 1")):
-        with pytest.raises(BudgetError, match=match):
-            device(*args, **options, num_sms=num_sms)
-    device.stream = 8
-    with pytest.raises(BudgetError, match="40 is above the 32 SMs of the stream's partition"):
-        device(*args, **options, num_sms=40)
 
 
 def test_a_capture_loads_nothing(device):

@@ -98,6 +98,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "permute dtype": (
         lambda: smkern.moe_permute(rows(), torch.zeros(5, 2).long(), 4), r"experts is torch\.int64",
     ),
+    "permute device": (
+        lambda: smkern.moe_permute(rows(), torch.zeros(5, 2, device="meta").int(), 4),
+        "experts is on meta, x on cpu",
+    ),
     "permute tokens": (
         lambda: smkern.moe_permute(rows(), ints(1, 2)[:, None], 4), "one row a token",
     ),
@@ -126,6 +130,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "w odd": (lambda: smkern.grouped_gemm(rows(), W[:, :31], OFFSETS, swiglu=True), "31 rows"),
     "offsets": (lambda: smkern.grouped_gemm(rows(), W, OFFSETS[:4]), r"wanted \[5\]"),
+    "offsets device": (
+        lambda: smkern.grouped_gemm(rows(), W, OFFSETS.to("meta")), "expert_offsets is on meta",
+    ),
     "offsets dtype": (lambda: smkern.grouped_gemm(rows(), W, OFFSETS.long()), "expert_offsets is"),
     "gemm out": (
         lambda: smkern.grouped_gemm(rows(), W, OFFSETS, swiglu=True, out=rows(5, 32)),
@@ -162,6 +169,10 @@ def test_bad_input(name: str) -> None:
 
 def test_overlaps_and_budgets() -> None:
     y = rows(4)
+    with pytest.raises(ArgumentError, match=r"rows at .* overlaps x"):
+        smkern.moe_permute(y[:2], ints(0, 1)[:, None], 4, out=(y[1:3], OFFSETS.clone(), ints(0, 0)))
+    with pytest.raises(ArgumentError, match=r"out at .* overlaps a"):
+        smkern.grouped_gemm(y, torch.zeros(4, 64, 64).to(BF16), OFFSETS, out=y)
     with pytest.raises(ArgumentError, match=r"out at .* overlaps y"):
         smkern.moe_unpermute(y, ints(0, 1, 2, 3), torch.ones(2, 2), out=y[:2])
     with pytest.raises(ArgumentError, match=r"residual may only be out itself"):

@@ -181,6 +181,16 @@ def test_nothing_is_launched_without_rows() -> None:
     assert problem == PermuteProblem(0, 2, 4, 64)
 
 
+def test_what_only_the_reference_takes() -> None:
+    x, w = rows(5, 64, torch.float32), torch.zeros(4, 32, 64)
+    for op, call in (
+        (PERMUTE, Permute(x, torch.zeros(5, 2).int(), 4)),
+        (GROUPED, Grouped(x, w, OFFSETS)),
+    ):
+        with pytest.raises(ArgumentError, match=r"torch\.float32 on a GPU"):
+            op.problem(call, True)
+
+
 CALLS = MoeCalls(hidden=64, intermediate=24, num_experts=16, top_k=4, dtype=BF16)
 
 

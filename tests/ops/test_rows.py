@@ -78,6 +78,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "inner": (lambda: smkern.rms_norm(rows(64).T, ONES[:64]), "inner stride"),
     "width": (lambda: smkern.rms_norm(rows(1, 16392), torch.ones(16392)), "at most 16384"),
     "weight size": (lambda: smkern.rms_norm(rows(), ONES[:32]), r"wanted \[64\]"),
+    "weight device": (lambda: smkern.rms_norm(rows(), ONES.to("meta")), "weight is on meta, x on"),
     "weight dtype": (lambda: smkern.rms_norm(rows(), ONES.half()), "weight is torch.float16"),
     "eps": (lambda: smkern.rms_norm(rows(), ONES, eps=-1.0), "eps=-1.0"),
     "eps text": (lambda: smkern.rms_norm(rows(), ONES, eps="x"), "no number"),

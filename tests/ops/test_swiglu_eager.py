@@ -63,20 +63,6 @@ def test_views_and_alignment(device):
         assert device.kernels.plans[-1].config.kernel == "pointer"
 
 
-def test_budgets_and_promises(device):
-    a, w = operands()
-    device.stream = 8
-    for promise in (False, True):
-        device.gemm_swiglu(a, w, static_weights=promise)
-    plan = device.kernels.plans[-1]
-    assert plan.budget == Budget(32, "mask", False)
-    assert plan.static_weights == [False, True]
-    device.gemm_swiglu(a, w, num_sms=24)
-    assert device.kernels.plans[-1].budget == Budget(24, "grid", False)
-    with pytest.raises(BudgetError, match="above the 32 SMs"):
-        device.gemm_swiglu(a, w, num_sms=48)
-
-
 def test_nothing_is_written_where_an_argument_is_refused(device):
     a, w = operands()
     out = torch.full((5, 24), 7.0, dtype=HALF)
