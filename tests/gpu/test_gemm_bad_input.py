@@ -31,14 +31,12 @@ def test_budgets(call, num_sms):
     _refused(call, BudgetError, rf"num_sms={num_sms}", num_sms=num_sms)
 
 
-def test_shapes_dtypes_and_devices(call):
+def test_dtypes_and_devices(call):
     """More of them by the same lines on CPU tensors: `tests/ops/test_gemm_checks.py`."""
     a, w = call["a"], call["w"]
-    _refused(call, ArgumentError, r"w has shape \[64, 120\]", w=w[:, :120])
     _refused(call, ArgumentError, "float32 on a GPU", a=a.float(), w=w.float(), out=None)
     _refused(call, ArgumentError, "w is on cpu", w=w.cpu())
     _refused(call, ArgumentError, "bias is on cpu", bias=w[0, :64].cpu())
-    _refused(call, ArgumentError, "backend='x'", backend="x")
 
 
 def test_overlaps(call):
