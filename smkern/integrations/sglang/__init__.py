@@ -20,16 +20,21 @@ __all__ = ["NAME", "register"]
 def register() -> None:
     """Register the backend by its name; SGLang calls it before it reads its options.
 
-    One that has no such registries starts as if smkern were not there, and its log says so.
+    Its multiplexing gets smkern's partitions where both are asked for. One that has no such
+    registries starts as if smkern were not there, and its log says so.
     """
     try:
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
         from sglang.srt.server_args import add_attention_backend_choices
     except ImportError as reason:
         getLogger(__name__).warning("smkern is not registered with SGLang: %s", reason)
         return
     register_attention_backend(NAME)(_made)
     add_attention_backend_choices([NAME])
+    from smkern.integrations.sglang.pdmux import Multiplexing
+
+    Multiplexing().register(HookRegistry, HookType)
 
 
 def _made(runner: Any) -> Any:

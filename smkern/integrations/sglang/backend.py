@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import sglang
@@ -30,7 +31,9 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
     """Attention of all layers: keys and values are written and read by SGLang's own pages.
 
     Steps that only decode run in CUDA graphs: a graph keeps the addresses of its plans, so those
-    of a batch size are made anew in place before each replay. Prompts run outside graphs.
+    of a batch size are made anew in place before each replay. Prompts run outside graphs. Under
+    SGLang's multiplexing there is one for prompts, whose plans last for as many decode steps as
+    their layers, and one for the decode steps of each stream group.
 
     Args:
         runner: SGLang's model runner, its model loaded and its pools made.
@@ -183,8 +186,20 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
                 softcap=self._softcap, dtype=runner.dtype,
             )  # fmt: skip
             calls += [attention, smkern.AppendCalls(0, *sizes, dtype=runner.dtype)]
-        # a scheduler is a daemon, which may have no children
-        smkern.warmup(calls=calls, workers=1, progress=False)
+        _warm_up(tuple(calls), sms_of_groups() if runner.server_args.enable_pdmux else None)
+
+
+@cache
+def _warm_up(calls: tuple[Any, ...], sms: tuple[int, ...] | None) -> None:
+    """Once for all backends of a process. A scheduler is a daemon, which may have no children."""
+    smkern.warmup(calls=calls, budgets=sms, workers=1, progress=False)
+
+
+def sms_of_groups() -> tuple[int, ...]:
+    """The SM counts that SGLang's multiplexing may run on."""
+    from sglang.srt.multiplex.pdmux_context import get_sm_counts
+
+    return tuple(sorted({n for sides in get_sm_counts() for n in sides if n}))
 
 
 def heads_of(layer: Any) -> Heads:
@@ -208,6 +223,11 @@ def check_runner(runner: Any) -> None:
     _refuse(pool.dtype != runner.dtype, f"a cache of {pool.dtype}", "--kv-cache-dtype auto")
     _refuse(not runner.spec_algorithm.is_none(), "speculative decoding", "no draft model")
     _refuse(get_parallel().attn_dcp_size > 1, "decode context parallelism", "--dcp-size 1")
+    _refuse(
+        runner.server_args.enable_pdmux and not hasattr(runner.model, "forward_split_prefill"),
+        f"--enable-pdmux with {type(runner.model).__name__}, which runs no prompts by layers",
+        "no multiplexing",
+    )
 
 
 def check_layer(layer: Any) -> None:

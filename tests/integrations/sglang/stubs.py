@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from tests.integrations.sglang import pdmux_stubs
 
 BACKENDS: dict[str, Callable[[Any], Any]] = {}
 CHOICES: list[str] = []
@@ -19,7 +21,7 @@ HAS_SGLANG = find_spec("sglang") is not None
 
 
 class ForwardMode(enum.IntEnum):
-    EXTEND, DECODE, MIXED, IDLE = range(1, 5)
+    EXTEND, DECODE, MIXED, IDLE, SPLIT_PREFILL = range(1, 6)
 
     def is_idle(self) -> bool:
         return self == ForwardMode.IDLE
@@ -89,6 +91,18 @@ class ReqToTokenPool:
         self.req_to_token = torch.zeros((size + 1, max_context_len), dtype=torch.int32)
 
 
+class HookType(enum.Enum):
+    BEFORE, AFTER, AROUND, REPLACE = "before", "after", "around", "replace"
+
+
+class HookRegistry:
+    hooks: ClassVar[list[tuple[str, Any, HookType]]] = []
+
+    @classmethod
+    def register(cls, target: str, hook: Any, hook_type: HookType = HookType.AFTER) -> None:
+        cls.hooks.append((target, hook, hook_type))
+
+
 def register_attention_backend(name: str) -> Callable[[Any], Any]:
     def keep(made: Any) -> Any:
         BACKENDS[name] = made
@@ -97,7 +111,7 @@ def register_attention_backend(name: str) -> Callable[[Any], Any]:
     return keep
 
 
-MODULES = {
+MODULES: dict[str, Any] = {
     "sglang": {"__version__": "0.5.23"},
     "sglang.srt": {},
     "sglang.srt.layers": {},
@@ -115,7 +129,16 @@ MODULES = {
     },
     "sglang.srt.model_executor": {},
     "sglang.srt.model_executor.forward_batch_info": {"ForwardMode": ForwardMode},
-    "sglang.srt.runtime_context": {"get_parallel": lambda: SimpleNamespace(attn_dcp_size=1)},
+    "sglang.srt.multiplex": {},
+    "sglang.srt.multiplex.multiplexing_mixin": {
+        "SchedulerMultiplexMixin": pdmux_stubs.SchedulerMultiplexMixin,
+    },
+    "sglang.srt.multiplex.pdmux_context": pdmux_stubs.CONTEXT,
+    "sglang.srt.plugins": {},
+    "sglang.srt.plugins.hook_registry": {"HookRegistry": HookRegistry, "HookType": HookType},
+    "sglang.srt.runtime_context": {
+        "get_parallel": lambda: SimpleNamespace(attn_dcp_size=1), "get_server_args": lambda: None,
+    },
     "sglang.srt.server_args": {"add_attention_backend_choices": CHOICES.extend},
 }  # fmt: skip
 OURS = "smkern.integrations.sglang.backend"

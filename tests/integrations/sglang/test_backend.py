@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +48,7 @@ class World:
             token_to_kv_pool=pool, req_to_token_pool=self.requests,
             model_config=SimpleNamespace(context_len=CONTEXT),
             spec_algorithm=SimpleNamespace(is_none=lambda: True),
+            server_args=SimpleNamespace(enable_pdmux=False),
         )  # fmt: skip
         self.backend = SmkernBackend(self.runner)
         self.draw = torch.Generator().manual_seed(2)
@@ -68,14 +69,18 @@ class World:
             extend_seq_lens_cpu=counts,
         )  # fmt: skip
 
-    def step(self, batch: SimpleNamespace, new: dict[int, int], **more: Any) -> None:
-        """Run both layers and compare; the rows behind are padding."""
+    def step(
+        self, batch: SimpleNamespace, new: dict[int, int], layers: Sequence[int] = (0, 1),
+        backend: Any = None, **more: Any,
+    ) -> None:  # fmt: skip
+        """Run layers and compare; the rows behind are padding."""
         tokens = sum(new.values())
         rows = tokens + batch.batch_size - len(new)
-        for index, layer in enumerate(self.layers):
+        for index in layers:
+            layer = self.layers[index]
             sizes = ((rows, HEADS * DIM), (rows, KV_HEADS, DIM), (rows, KV_HEADS, DIM))
             q, k, v = (torch.randn(size, generator=self.draw) for size in sizes)
-            found = self.backend.forward(q, k, v, layer, batch, **more)
+            found = (backend or self.backend).forward(q, k, v, layer, batch, **more)
             assert found.shape == q.shape
             at, expected = 0, []
             for request, count in new.items():
@@ -147,6 +152,22 @@ def test_graphs_of_decode_rows_keep_their_plans_and_addresses(sgl: SimpleNamespa
         world.step(batch, new)
 
 
+def test_a_prompt_by_layers_keeps_its_plans_while_others_decode(sgl: SimpleNamespace) -> None:
+    """Under multiplexing: a backend for prompts, and another for decode steps between layers."""
+    world, new, rows = World(sgl), {4: 50, 5: 7}, {1: 1, 2: 1}
+    decode = type(world.backend)(world.runner)
+    first = world.batch(*STEPS[0])
+    world.backend.init_forward_metadata(first)
+    world.step(first, STEPS[0][1])
+    prompts = world.batch("SPLIT_PREFILL", new)
+    world.backend.init_forward_metadata(prompts)
+    for layer in (0, 1):
+        world.step(prompts, new, layers=[layer])
+        batch = world.batch("DECODE", rows)
+        decode.init_forward_metadata(batch)
+        world.step(batch, rows, backend=decode)
+
+
 def test_keys_that_another_layer_wrote_are_read(sgl: SimpleNamespace) -> None:
     world = World(sgl)
     batch = world.batch("EXTEND", {1: 7})
@@ -198,6 +219,17 @@ def test_options_that_are_not_served(sgl, change, said) -> None:
     check_runner(runner)
     with pytest.raises(ConfigError, match=said):
         check_runner(SimpleNamespace(**{**vars(runner), **change}))
+
+
+def test_a_model_that_runs_no_prompts_by_layers_is_not_multiplexed(sgl: SimpleNamespace) -> None:
+    from smkern.integrations.sglang.backend import check_runner
+
+    runner = World(sgl).runner
+    runner.server_args.enable_pdmux = True
+    with pytest.raises(ConfigError, match="--enable-pdmux with ModuleList"):
+        check_runner(runner)
+    runner.model.forward_split_prefill = lambda *given: None
+    check_runner(runner)
 
 
 def test_a_cache_in_parts_is_refused(sgl: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
