@@ -58,9 +58,17 @@ class Multiplexing:
             registry: Its `HookRegistry`.
             kinds: Its `HookType`.
         """
+        registry.register(f"{MIXIN}.init_pdmux", self.complete, kinds.BEFORE)
         registry.register(f"{CONTEXT}.initialize_stream_groups", self.initialize, kinds.AROUND)
         registry.register(f"{MIXIN}.adjust_stream_groups", self.adjust, kinds.AROUND)
         registry.register(f"{MIXIN}.update_split_prefill_batch", self.begin_step, kinds.BEFORE)
+
+    def complete(self, scheduler: Any) -> None:
+        """Give a scheduler of SGLang 0.5.17 what its multiplexing still asks for, and 0.5.23's
+        does not: without these it ends at its start."""
+        ranks = getattr(scheduler, "ps", None)
+        if ranks is not None and _is_ours(scheduler.server_args):
+            scheduler.gpu_id, scheduler.tp_size = ranks.gpu_id, ranks.tp_size
 
     def initialize(self, original: Callable[..., None], gpu_id: int, config: Any) -> None:
         """Make the groups: the whole device for prompts, each split, the whole one for decode.
@@ -74,7 +82,7 @@ class Multiplexing:
         from sglang.srt.runtime_context import get_server_args
 
         args = get_server_args()
-        if {*args.get_attention_backends()} != {NAME}:
+        if not _is_ours(args):
             return original(gpu_id, config)
         info = device_info(gpu_id)
         sides = decode_sides(info, config)
@@ -84,11 +92,12 @@ class Multiplexing:
             self._limit_us = 1000 * limit_ms(os.environ[LIMIT])
             counts = sorted({*sides, *(info.num_sms - n for n in sides)})
             self._predictor = Corrected(_predictor(args.get_model_config().hf_config, counts))
-        self.ladder = ladder(sides, atom=ATOM, device=gpu_id, backend="green")
-        for side in (side for split in self.ladder for side in split):
-            side.verify()
+        with torch.cuda.device(gpu_id):
+            self.ladder = ladder(sides, atom=ATOM, backend="green")
+            for side in (side for split in self.ladder for side in split):
+                side.verify()
+            whole = [(torch.cuda.Stream(), torch.cuda.Stream()) for _ in range(2)]
         splits = [self.ladder.split(decode=n) for n in sides]
-        whole = [(torch.cuda.Stream(gpu_id), torch.cuda.Stream(gpu_id)) for _ in range(2)]
         pdmux_context.STREAM_GROUPS = [
             whole[0], *((x.prefill.stream, x.decode.stream) for x in splits), whole[1]
         ]  # fmt: skip
@@ -97,7 +106,7 @@ class Multiplexing:
             (0, info.num_sms),
         ]  # fmt: skip
         pdmux_context.set_current_stream_idx(0)
-        getLogger(__name__).info("smkern: partitions verified by %%smid, decode SMs %s", sides)
+        getLogger(__name__).info("smkern: partitions verified by %%smid, decode has %s SMs", sides)
         return None
 
     def adjust(self, original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
@@ -153,6 +162,11 @@ class Multiplexing:
                 break
         self._pair, self._since = (step, decode, beside, prefill), perf_counter()
         return index
+
+
+def _is_ours(args: Any) -> bool:
+    """Whether prompts and decode steps both have smkern's attention."""
+    return {*args.get_attention_backends()} == {NAME}
 
 
 def _sides(scheduler: Any, index: int) -> tuple[int, int]:

@@ -18,12 +18,14 @@ def main(folder: str, out: str, given: dict[str, Any]) -> None:
     import sglang
 
     batches, new = given.pop("prompts"), given.pop("new")
-    engine = sglang.Engine(
-        model_path=folder, skip_tokenizer_init=True, page_size=16, context_length=4096,
-        max_total_tokens=160_000, max_running_requests=64, chunked_prefill_size=1024,
-        dtype="bfloat16", random_seed=0, mem_fraction_static=0.7, grammar_backend="none",
-        cuda_graph_bs_decode=[1, 2, 4, 8, 16, 32, 48, 64], **given,
-    )  # fmt: skip
+    options = {
+        "skip_tokenizer_init": True, "page_size": 16, "context_length": 4096,
+        "max_total_tokens": 160_000, "max_running_requests": 64, "chunked_prefill_size": 1024,
+        "dtype": "bfloat16", "random_seed": 0, "mem_fraction_static": 0.7,
+        "grammar_backend": "none", "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 48, 64],
+        "log_level": "info",
+    }  # fmt: skip
+    engine = sglang.Engine(model_path=folder, **options | given)
     params = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": new}
     texts = []
     for batch in batches:

@@ -42,6 +42,9 @@ CONTEXT: dict[str, Any] = {
 
 
 class SchedulerMultiplexMixin:
+    def init_pdmux(self: Any) -> None:
+        raise AssertionError("asks SGLang's configuration")
+
     def adjust_stream_groups(self: Any, running_batch: Any) -> tuple[int, tuple[Any, Any]]:
         index = 0
         if not running_batch.is_empty() and self.split_prefill_batch:

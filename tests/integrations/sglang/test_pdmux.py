@@ -6,6 +6,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,7 @@ def sgl() -> Iterator[SimpleNamespace]:
 def machine(sgl: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(pdmux, "device_info", lambda device: INFO)
     monkeypatch.setattr(Partition, "verify", lambda self: VERIFIED.append(self))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     VERIFIED.clear()
     with fake_machine() as made:
         yield made
@@ -175,6 +177,15 @@ def test_another_backend_keeps_sglangs_groups(sgl, machine, monkeypatch) -> None
     assert world.hooks.ladder is None
     asked = world.hooks.adjust(lambda *given: given, world.scheduler, "running")
     assert asked == (world.scheduler, "running")
+
+
+@pytest.mark.parametrize(("name", "has"), [("smkern", True), ("fa3", False)])
+def test_a_scheduler_gets_the_attributes_that_0_5_17_lost(name: str, has: bool) -> None:
+    args = SimpleNamespace(get_attention_backends=lambda: (name, name))
+    scheduler = SimpleNamespace(server_args=args, ps=SimpleNamespace(gpu_id=3, tp_size=1))
+    pdmux.Multiplexing().complete(scheduler)
+    assert hasattr(scheduler, "gpu_id") == hasattr(scheduler, "tp_size") == has
+    pdmux.Multiplexing().complete(SimpleNamespace(server_args=args))
 
 
 def test_without_a_limit_sglangs_table_chooses(sgl, machine, monkeypatch) -> None:
