@@ -147,7 +147,7 @@ def our_tasks(load: EngineLoad, stack: ExitStack, steps: int) -> OurTasks:
 
     @cache
     def ready() -> ServedLoad:
-        plan = replace(plans_named([load.model])[0], rungs=RUNGS, served_chunks=(), chunk_rows=())
+        plan = replace(plans_named([load.model])[0], rungs=RUNGS)
         workload = replace(WORKLOAD, running=load.rows, context=load.context, prompt=load.prompt)
         weights = Weights.random(preset(load.model), device="cuda")
         return stack.enter_context(open_load(plan, weights, workload=workload))
