@@ -9,12 +9,24 @@ the backend is asked for:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from logging import getLogger
 from typing import Any
 
 NAME = "smkern"
+_CONTEXT = "sglang.srt.multiplex.pdmux_context"
+_MIXIN = "sglang.srt.multiplex.multiplexing_mixin.SchedulerMultiplexMixin"
+HOOKS = {
+    f"{_MIXIN}.init_pdmux": ("complete", "BEFORE"),
+    f"{_CONTEXT}.initialize_stream_groups": ("initialize", "AROUND"),
+    f"{_MIXIN}.adjust_stream_groups": ("adjust", "AROUND"),
+    f"{_MIXIN}.update_split_prefill_batch": ("begin_step", "BEFORE"),
+}
+"""Functions of SGLang's multiplexing, the method of `pdmux.Multiplexing` that is called there, and
+SGLang's name of when."""
 
-__all__ = ["NAME", "register"]
+__all__ = ["HOOKS", "NAME", "register"]
 
 
 def register() -> None:
@@ -32,9 +44,20 @@ def register() -> None:
         return
     register_attention_backend(NAME)(_made)
     add_attention_backend_choices([NAME])
+    multiplexing = cache(_multiplexing)
+    for target, (name, kind) in HOOKS.items():
+        HookRegistry.register(target, _hook(multiplexing, name), HookType[kind])
+
+
+def _multiplexing() -> Any:
     from smkern.integrations.sglang.pdmux import Multiplexing
 
-    Multiplexing().register(HookRegistry, HookType)
+    return Multiplexing()
+
+
+def _hook(multiplexing: Callable[[], Any], name: str) -> Callable[..., Any]:
+    """A method of what is made when SGLang multiplexes for the first time."""
+    return lambda *given, **named: getattr(multiplexing(), name)(*given, **named)
 
 
 def _made(runner: Any) -> Any:

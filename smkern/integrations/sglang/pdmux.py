@@ -30,12 +30,10 @@ ATOM = 8
 """SMs that move together: SGLang's GEMMs are cuBLAS's, whose clusters need groups of 8."""
 LEAST = 16
 """SMs of a decode side that nobody named, at least; at most half of the device, as in SGLang."""
-CONTEXT = "sglang.srt.multiplex.pdmux_context"
-MIXIN = "sglang.srt.multiplex.multiplexing_mixin.SchedulerMultiplexMixin"
 
 
 class Multiplexing:
-    """SGLang's stream groups as partitions; what it does is done in hooks of SGLang.
+    """SGLang's stream groups as partitions; what it does is done in hooks of SGLang (`HOOKS`).
 
     Without `--attention-backend smkern` every hook is SGLang's own function.
 
@@ -50,18 +48,6 @@ class Multiplexing:
         self._pair: tuple[Size, int, Size, int] | None = None
         """A decode step and its SMs, and the prompts beside it and theirs."""
         self._since = 0.0
-
-    def register(self, registry: Any, kinds: Any) -> None:
-        """Have SGLang call the hooks.
-
-        Args:
-            registry: Its `HookRegistry`.
-            kinds: Its `HookType`.
-        """
-        registry.register(f"{MIXIN}.init_pdmux", self.complete, kinds.BEFORE)
-        registry.register(f"{CONTEXT}.initialize_stream_groups", self.initialize, kinds.AROUND)
-        registry.register(f"{MIXIN}.adjust_stream_groups", self.adjust, kinds.AROUND)
-        registry.register(f"{MIXIN}.update_split_prefill_batch", self.begin_step, kinds.BEFORE)
 
     def complete(self, scheduler: Any) -> None:
         """Give a scheduler of SGLang 0.5.17 what its multiplexing still asks for, and 0.5.23's
@@ -87,7 +73,6 @@ class Multiplexing:
         info = device_info(gpu_id)
         sides = decode_sides(info, config)
         check_args(args, len(sides) + 2)
-        self._predictor = None
         if os.environ.get(LIMIT):
             self._limit_us = 1000 * limit_ms(os.environ[LIMIT])
             counts = sorted({*sides, *(info.num_sms - n for n in sides)})

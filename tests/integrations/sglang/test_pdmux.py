@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from smkern.errors import ConfigError
-from smkern.integrations.sglang import pdmux
+from smkern.integrations.sglang import HOOKS, pdmux, register
 from smkern.models.presets import preset
 from smkern.partition import Partition
 from tests.integrations.sglang import stubs
@@ -22,6 +22,7 @@ from tests.partition.conftest import INFO, Machine, fake_machine
 
 ROWS, KEYS, PROMPT = 64, 2048, 4096
 CONTEXT = "sglang.srt.multiplex.pdmux_context"
+MIXIN = "sglang.srt.multiplex.multiplexing_mixin.SchedulerMultiplexMixin"
 USUAL = [16, 24, 32, 40, 48, 64]
 
 
@@ -247,11 +248,30 @@ def test_steps_that_take_longer_than_predicted_get_more_sms(limited, monkeypatch
 
 
 def test_hooks_are_of_functions_that_sglang_has(sgl) -> None:
-    found: list[tuple[str, Any]] = []
-    registry = SimpleNamespace(register=lambda target, hook, kind: found.append((target, hook)))
-    pdmux.Multiplexing().register(registry, sgl.HookType)
-    for target, hook in found:
+    for target, (method, _) in HOOKS.items():
         module, _, name = target.rpartition(".")
         theirs = inspect.signature(getattr(pkgutil.resolve_name(module), name)).parameters
+        hook = getattr(pdmux.Multiplexing(), method)
         ours = [name for name in inspect.signature(hook).parameters if name != "original"]
         assert ours == [{"self": "scheduler"}.get(name, name) for name in theirs]
+
+
+def test_hooks_are_registered_and_load_nothing_before_sglang_multiplexes(sgl, monkeypatch) -> None:
+    found: dict[str, tuple[Any, Any]] = {}
+    registry = SimpleNamespace(
+        register=lambda target, hook, kind: found.update({target: (hook, kind)})
+    )
+    hooks = sys.modules["sglang.srt.plugins.hook_registry"]
+    monkeypatch.setattr(hooks, "HookRegistry", registry)
+    monkeypatch.delitem(sys.modules, pdmux.__name__)
+    register()
+    assert {target: kind.name for target, (_, kind) in found.items()} == {
+        target: kind for target, (_, kind) in HOOKS.items()
+    }
+    assert pdmux.__name__ not in sys.modules
+    begin, _ = found[f"{MIXIN}.init_pdmux"]
+    ranks = SimpleNamespace(gpu_id=1, tp_size=1)
+    backends = SimpleNamespace(get_attention_backends=lambda: ("smkern", "smkern"))
+    scheduler = SimpleNamespace(ps=ranks, server_args=backends)
+    begin(scheduler)
+    assert (scheduler.gpu_id, scheduler.tp_size) == (1, 1)
