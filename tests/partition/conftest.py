@@ -91,9 +91,14 @@ class FakeStream:
     cuda_stream: int
     device: Any = None
     waits: int = 0
+    behind: list[Any] = field(default_factory=list)
+    """Streams whose work comes first."""
 
     def synchronize(self) -> None:
         self.waits += 1
+
+    def wait_stream(self, other: Any) -> None:
+        self.behind.append(other)
 
 
 class FakeGraph:

@@ -118,7 +118,20 @@ class Multiplexing:
         return index, group
 
     def begin_step(self, scheduler: Any, sm_count: int, running_batch: Any) -> None:
-        """Learn from the step that ended how long steps take here, the host's time included."""
+        """Order the streams, which SGLang's loop does not, and learn from the step that ended how
+        long steps take here, the host's time included.
+
+        Pages that a decode step freed are given to prompts, and what a prompt's end wrote is read
+        by the decode step that it joins.
+        """
+        if self.ladder is None:
+            return
+        from sglang.srt.multiplex.pdmux_context import get_current_stream_idx
+
+        prefill, decode = scheduler.stream_groups[get_current_stream_idx()]
+        prefill.wait_stream(decode)
+        if scheduler.split_prefill_batch is None:
+            decode.wait_stream(prefill)
         if self._pair is None or self._predictor is None:
             return
         if scheduler.split_prefill_batch is None or running_batch.is_empty():

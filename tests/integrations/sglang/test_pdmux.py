@@ -247,6 +247,16 @@ def test_steps_that_take_longer_than_predicted_get_more_sms(limited, monkeypatch
     assert world.hooks._pair is None
 
 
+def test_streams_wait_for_what_they_read_of_each_other(sgl, machine, monkeypatch) -> None:
+    world = World(sgl, monkeypatch)
+    prefill, decode = world.module.STREAM_GROUPS[world.adjust(8)]
+    world.hooks.begin_step(world.scheduler, 100, running_batch=decoding(8))
+    assert (prefill.behind, decode.behind) == ([decode], []), "decode goes on beside layers"
+    world.scheduler.split_prefill_batch = None  # its rows decode now
+    world.hooks.begin_step(world.scheduler, 100, running_batch=decoding(8))
+    assert (prefill.behind, decode.behind) == ([decode] * 2, [prefill])
+
+
 def test_hooks_are_of_functions_that_sglang_has(sgl) -> None:
     for target, (method, _) in HOOKS.items():
         module, _, name = target.rpartition(".")
