@@ -328,6 +328,17 @@ def test_calls_to_come_are_checked():
     refused("wants a multiple of 128", smkern.Fp8Calls, quantized=[100], blocks=True)
 
 
+def test_scales_of_calls_to_come_are_fp32_whatever_the_default_dtype_is():
+    """Engines load models with the model's dtype as the default, and warm up meanwhile."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        calls = smkern.Fp8Calls(static=[256], experts=[(4, 128, 256, True)], permuted=[(256, 4, 2)])
+    finally:
+        torch.set_default_dtype(before)
+    assert calls.static == [256]
+
+
 def test_an_explanation_names_kernel_and_kind():
     why = smkern.explain_gemm(64, 6144, 4096, dtype=E4M3, blocks=True, num_sms=24, confined="mask")
     assert why.config.kernel == "ws"

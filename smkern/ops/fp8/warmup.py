@@ -118,13 +118,14 @@ class Fp8Calls:
     def calls(self, device: torch.device, aligned: bool) -> list[tuple[Operator[Any], Any]]:
         """A call of one row of each kind, on tensors of its own."""
         found: list[tuple[Operator[Any], Any]] = []
+        ones = partial(torch.ones, dtype=torch.float32, device=device)  # whatever the default is
 
         def rows(width: int, dtype: torch.dtype = self.dtype) -> torch.Tensor:
             return room((1, width), dtype, aligned, device)
 
         def scale(width: int) -> torch.Tensor:
             shape = (1, width // FP8_BLOCK) if self.blocks else (1,)
-            return torch.ones(shape, device=device)
+            return ones(shape)
 
         def weight(width: int) -> torch.Tensor:
             return room((width,), self.dtype, aligned, device)
@@ -141,11 +142,11 @@ class Fp8Calls:
         for width in self.quantized:
             found.append((QUANTIZE, Quantize(rows(width), "block" if self.blocks else "token")))
         for width in self.static:
-            found.append((QUANTIZE_BY, QuantizeBy(rows(width), torch.ones(1, device=device))))
+            found.append((QUANTIZE_BY, QuantizeBy(rows(width), ones(1))))
         for width, experts, top_k in self.permuted:
             chosen = torch.zeros(1, top_k, dtype=torch.int32, device=device)
             scales = (top_k, width // FP8_BLOCK) if self.blocks else (top_k,)
-            call = ScaledPermute(rows(width), chosen, torch.ones(scales, device=device), experts)
+            call = ScaledPermute(rows(width), chosen, ones(scales), experts)
             found.append((SCALED_PERMUTE, call))
         for experts, n, k, swiglu in self.experts:
             high = n * (1 + swiglu)
@@ -153,9 +154,8 @@ class Fp8Calls:
             shape = (experts, -(-high // FP8_BLOCK), k // FP8_BLOCK) if self.blocks else (experts,)
             offsets = torch.zeros(experts + 1, dtype=torch.int32, device=device)
             call = ScaledGrouped(
-                rows(k, FP8), w, scale(k), torch.ones(shape, device=device), offsets, swiglu,
-                self.dtype,
-            )  # fmt: skip
+                rows(k, FP8), w, scale(k), ones(shape), offsets, swiglu, self.dtype
+            )
             found.append((SCALED_GROUPED, call))
         return found
 
@@ -209,7 +209,8 @@ def _launch_once(
     pitch, dtype = -(-k // 16) * 16, checks.DTYPES[problem.out_dtype]
     a, w = (torch.zeros(rows, pitch, dtype=torch.uint8, device=device) for rows in (m, n))
     out, residual, bias = (torch.zeros(rows, n, dtype=dtype, device=device) for rows in (m, m, 1))
-    scales = torch.ones((max(m, n) // FP8_BLOCK + m + 1) * (k // FP8_BLOCK + 1), device=device)
+    count = (max(m, n) // FP8_BLOCK + m + 1) * (k // FP8_BLOCK + 1)
+    scales = torch.ones(count, dtype=torch.float32, device=device)
     stream = runtime_streams().current_stream(dispatcher.index)
     needed = plan.workspace_bytes
     workspace = workspaces_of(dispatcher.index).pointer(stream, needed) if needed else 0
@@ -217,7 +218,7 @@ def _launch_once(
     steps = (k // FP8_BLOCK, 1, k // FP8_BLOCK) if blocks else (0, 0, 0)
     if problem.epilogue.swiglu:
         gated = plan.bind(GatedStrides(pitch, pitch, n, n // FP8_BLOCK, 1, *steps))
-        found = torch.empty(m * n, device=device)
+        found = torch.empty(m * n, dtype=torch.float32, device=device)
         gated(
             a.data_ptr(), w.data_ptr(), scales.data_ptr(), scales.data_ptr(), found.data_ptr(),
             out.data_ptr(), stream,
