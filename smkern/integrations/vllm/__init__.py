@@ -14,6 +14,8 @@ too, run in full CUDA graphs: their plans are made anew in place, outside the gr
 | bf16, fp16; fp8 (e4m3) caches; sliding windows, soft caps, sinks; grouped queries | served |
 | chunked prefill, prefix caching, NHD and HND caches, blocks of 16 to 256 tokens | served |
 | ALiBi, encoders, MLA, cascades, other head dims, quantised outputs | refused while the engine starts |
+| linear layers in bf16, fp16; of checkpoints in e4m3 with scales of blocks, rows or tensors | served |
+| other quantisations; blocks that projections or shards cut | refused while the engine starts |
 | another vLLM | ConfigError where the backend is asked for |
 """  # noqa: E501
 

@@ -1,4 +1,7 @@
-"""smkern's GEMM as linear layers of vLLM 0.26: `quantization="smkern"`, which quantises nothing."""
+"""smkern's GEMM as linear layers of vLLM 0.26: `quantization="smkern"`, which quantises nothing.
+
+Checkpoints in bf16 and fp16; those that come in fp8 are `smkern.integrations.vllm.fp8`'s.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 import smkern
-from smkern.errors import ConfigError
 from smkern.integrations.vllm import NAME, check_version
+
+DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Warm(NamedTuple):
@@ -41,7 +45,7 @@ class SmkernLinearConfig(QuantizationConfig):  # type: ignore[misc]
         return NAME
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
+        return [*DTYPES]
 
     @classmethod
     def get_min_capability(cls) -> int:
@@ -52,22 +56,39 @@ class SmkernLinearConfig(QuantizationConfig):  # type: ignore[misc]
         return []
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SmkernLinearConfig:
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """Whatever a checkpoint says of itself, who asks for smkern's layers gets them."""
+        return NAME if user_quant == NAME else None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:
         """Of a checkpoint that says how it is quantised.
 
         Raises:
-            ConfigError: always: only checkpoints in bf16 and fp16 are served.
+            ConfigError: another vLLM, or a quantisation that is not served.
         """
-        raise ConfigError(
-            f"the checkpoint is quantised by {config.get('quant_method', 'a method')!r}: "
-            f"quantization={NAME} serves bf16 and fp16; leave it out"
-        )
+        check_version(vllm.__version__)
+        from smkern.integrations.vllm.fp8 import config_from  # imports most of vLLM
+
+        return config_from(config)
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> SmkernLinearMethod | None:
         if not isinstance(layer, LinearBase):
             return None
-        scheduler = get_current_vllm_config().scheduler_config
-        return SmkernLinearMethod(int(scheduler.max_num_batched_tokens), self._warm)
+        return SmkernLinearMethod(max_tokens(), self._warm)
+
+
+def max_tokens() -> int:
+    """Rows of a step, at most."""
+    return int(get_current_vllm_config().scheduler_config.max_num_batched_tokens)
+
+
+def epilogue_of(layer: Any) -> str:
+    """What a layer does to its products."""
+    has_bias = getattr(layer, "bias", None) is not None and not layer.skip_bias_add
+    return "bias" if has_bias else "none"
 
 
 class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
@@ -78,7 +99,7 @@ class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         warm: What other layers have warmed up: a model has few shapes, and many layers of each.
     """
 
-    def __init__(self, max_tokens: int, warm: set[Warm]) -> None:
+    def __init__(self, max_tokens: int, warm: set[Any]) -> None:
         super().__init__()
         self._max_tokens = max_tokens
         self._warm = warm
@@ -89,8 +110,7 @@ class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         if not weight.is_cuda:
             return
         rows, columns = weight.shape
-        has_bias = getattr(layer, "bias", None) is not None and not layer.skip_bias_add
-        wanted = Warm(int(rows), int(columns), weight.dtype, "bias" if has_bias else "none")
+        wanted = Warm(int(rows), int(columns), weight.dtype, epilogue_of(layer))
         if wanted in self._warm:
             return
         smkern.warmup(

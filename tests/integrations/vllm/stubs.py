@@ -10,8 +10,10 @@ from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from tests.integrations.vllm.linear_stubs import NAMES as OF_LINEAR
+from tests.integrations.vllm.linear_stubs import QUANTIZED, SECOND_LOADER
 
 M = TypeVar("M")
 
@@ -68,37 +70,6 @@ class CommonAttentionMetadata:
     rswa_prefix_lens: Tensor | None = None
 
 
-class LinearBase(nn.Module):
-    """A layer as vLLM makes it: the method creates its weights and applies them."""
-
-    def __init__(self, method: Any, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.quant_method, self.skip_bias_add = method, False
-        method.create_weights(self, in_features, [out_features], params_dtype=DTYPE)
-
-
-class UnquantizedLinearMethod:
-    def create_weights(
-        self, layer: nn.Module, input_size_per_partition: int, output_partition_sizes: list[int],
-        *, params_dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        sizes = sum(output_partition_sizes), input_size_per_partition
-        layer.weight = nn.Parameter(torch.empty(sizes, dtype=params_dtype), requires_grad=False)
-
-
-class QuantizationConfig:
-    pass
-
-
-def register_quantization_config(name: str) -> Any:
-    def keep(made: type) -> type:
-        assert issubclass(made, QuantizationConfig)
-        QUANTIZED[name] = made
-        return made
-
-    return keep
-
-
 class Backends(Enum):
     """The registry; values of members are class paths."""
 
@@ -109,8 +80,6 @@ class Backends(Enum):
 
 
 REGISTERED: dict[Backends, str] = {}
-QUANTIZED: dict[str, type] = {}
-DTYPE = torch.float32
 LAYOUT = ["NHD"]
 
 
@@ -130,17 +99,12 @@ def modules(version: str) -> dict[str, ModuleType]:
     )
     registry = {"AttentionBackendEnum": Backends, "register_backend": register_backend}
     scheduler = SimpleNamespace(max_num_batched_tokens=64)
-    layers = "vllm.model_executor.layers"
     names = {
         "vllm": {"__version__": version},
         "vllm.config": {
             "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler)
         },
-        "vllm.model_executor": {},
-        layers: {},
-        f"{layers}.linear": {x.__name__: x for x in (LinearBase, UnquantizedLinearMethod)},
-        f"{layers}.quantization": {"register_quantization_config": register_quantization_config},
-        f"{layers}.quantization.base_config": {"QuantizationConfig": QuantizationConfig},
+        **OF_LINEAR,
         "vllm.v1": {},
         "vllm.v1.attention": {},
         "vllm.v1.attention.backends": {},
@@ -155,7 +119,9 @@ def modules(version: str) -> dict[str, ModuleType]:
     return made
 
 
-OURS = tuple(f"smkern.integrations.vllm.{name}" for name in ("backend", "metadata", "linear"))
+OURS = tuple(
+    f"smkern.integrations.vllm.{name}" for name in ("backend", "metadata", "linear", "fp8")
+)
 
 
 @contextmanager
@@ -173,3 +139,4 @@ def stubbed(version: str = "0.26.0") -> Iterator[None]:
         sys.modules.update(before)
         REGISTERED.clear()
         QUANTIZED.clear()
+        del SECOND_LOADER[3:]

@@ -14,6 +14,7 @@ import smkern
 from smkern.errors import ConfigError
 from smkern.integrations import vllm as ours
 from tests.integrations.vllm import stubs
+from tests.integrations.vllm.linear_stubs import QUANTIZED, LinearBase
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +25,14 @@ def _stubbed() -> Iterator[None]:
 
 def made_config() -> Any:
     ours.register()
-    return stubs.QUANTIZED["smkern"]()
+    return QUANTIZED["smkern"]()
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("rows", [(3,), (2, 5)], ids=str)
 def test_a_layer_is_its_product(rows: tuple[int, ...], has_bias: bool) -> None:
     made = made_config()
-    layer = stubs.LinearBase(made.get_quant_method(stubs.LinearBase.__new__(stubs.LinearBase), ""),
-                             64, 32)  # fmt: skip
+    layer = LinearBase(None, 64, 32, config=made)
     nn.init.normal_(layer.weight)
     layer.quant_method.process_weights_after_loading(layer)
     x, bias = torch.randn(*rows, 64), torch.randn(32) if has_bias else None
@@ -45,17 +45,18 @@ def test_other_layers_stay_as_they_are() -> None:
     assert made_config().get_quant_method(nn.Embedding(2, 2), "lm_head") is None
 
 
-def test_a_quantised_checkpoint_is_refused_by_its_method() -> None:
+def test_who_asks_for_these_layers_gets_them_whatever_a_checkpoint_says_of_itself() -> None:
     made = made_config()
-    with pytest.raises(ConfigError, match=r"quantised by 'awq'.* leave it out"):
-        made.from_config({"quant_method": "awq"})
+    assert made.override_quantization_method({"quant_method": "fp8"}, "smkern") == "smkern"
+    assert made.override_quantization_method({"quant_method": "fp8"}, None) is None
+    assert made.override_quantization_method({"quant_method": "fp8"}, "fp8", None) is None
 
 
 def test_another_vllm_is_refused_where_the_layers_are_asked_for() -> None:
     with stubs.stubbed("0.27.0"):
         ours.register()
         with pytest.raises(ConfigError, match=r"vLLM 0\.27\.0: .* 0\.26"):
-            stubs.QUANTIZED["smkern"]()
+            QUANTIZED["smkern"]()
 
 
 def test_layers_of_one_shape_are_warmed_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_layers_of_one_shape_are_warmed_up_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(smkern, "current_num_sms", lambda: 132)
     made, other = made_config(), made_config()
     for config, rows in ((made, 64), (made, 32), (made, 64), (other, 64)):
-        method = config.get_quant_method(stubs.LinearBase.__new__(stubs.LinearBase), "")
+        method = config.get_quant_method(LinearBase.__new__(LinearBase), "")
         weight = SimpleNamespace(is_cuda=True, shape=(rows, 16), dtype=torch.bfloat16)
         method.process_weights_after_loading(SimpleNamespace(weight=weight))
     assert asked == [[(64, 16)], [(32, 16)], [(64, 16)]]
