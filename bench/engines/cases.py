@@ -9,8 +9,12 @@ from smkern.bench.rows import Cell
 
 OP = "engine"
 VLLM, ATTENTION, LINEAR, OURS = "vllm", "vllm+smkern", "vllm+linear", "smkern"
-PROVIDERS = (VLLM, ATTENTION, LINEAR, OURS)
-"""Stock vLLM; with smkern's attention; with its linear layers as well; smkern's `Multiplexer`."""
+FP8, FP8_LINEAR = "vllm-fp8", "vllm-fp8+linear"
+PROVIDERS = (VLLM, ATTENTION, LINEAR, FP8, FP8_LINEAR, OURS)
+"""Stock vLLM; with smkern's attention; with its linear layers as well; the first and the third with
+weights in fp8, scales of blocks; smkern's `Multiplexer`."""
+STOCK = {ATTENTION: VLLM, LINEAR: VLLM, FP8_LINEAR: FP8, OURS: VLLM}
+"""Whom an engine is compared with."""
 
 SERVED, TRY = "served", "served_try"
 DECODE, PREFILL = "decode_alone", "prefill_alone"
@@ -21,6 +25,11 @@ LIMITS_MS: dict[str, tuple[float, ...]] = {
     "qwen3-8b": (15, 20, 30), "qwen3-32b": (40, 60), "qwen3-30b-a3b": (30, 40),
 }  # fmt: skip
 """Models that are served, and their limits where none are named."""
+BLOCKS = {
+    "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}  # fmt: skip
+"""What Qwen3's checkpoints in fp8 say of themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,8 @@ def vllm_options(provider: str) -> dict[str, Any]:
     """What `vllm.LLM` is started with."""
     options: dict[str, dict[str, Any]] = {VLLM: {}, ATTENTION: {"attention_backend": "CUSTOM"}}
     options[LINEAR] = options[ATTENTION] | {"quantization": "smkern"}
+    options[FP8] = {"hf_overrides": {"quantization_config": {**BLOCKS}}}  # vLLM adds entries
+    options[FP8_LINEAR] = options[LINEAR] | options[FP8]
     return options[provider]
 
 

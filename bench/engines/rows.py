@@ -8,10 +8,12 @@ from typing import Any
 from smkern.bench.engines.cases import (
     ATTENTION,
     DECODE,
+    FP8_LINEAR,
     LINEAR,
     OURS,
     PREFILL,
     SERVED,
+    STOCK,
     VLLM,
     WINDOW,
     Cell,
@@ -24,6 +26,7 @@ TARGETS: dict[str, dict[tuple[str, str], float]] = {
     },
     ATTENTION: {},
     LINEAR: {},
+    FP8_LINEAR: {},
 }  # fmt: skip
 """Of prompt tokens a millisecond, over stock vLLM's, by model and limit."""
 
@@ -44,7 +47,7 @@ def _rows(model: str, cells: Sequence[Cell]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for limit in _limits(cells, SERVED):
         for provider, targets in TARGETS.items():
-            ours, stock = (_of(cells, x, SERVED, limit) for x in (provider, VLLM))
+            ours, stock = (_of(cells, x, SERVED, limit) for x in (provider, STOCK[provider]))
             target = targets.get((model, limit))
             if ours is None and target is None:
                 continue
@@ -54,16 +57,16 @@ def _rows(model: str, cells: Sequence[Cell]) -> dict[str, Any]:
                 row["missed"] = {x["provider"]: x["tbt_p99_ms"] for x in late}
             if row["met"] and ours in late:
                 row["met"] = False
-            rows[f"{provider}_over_vllm_{limit}"] = row
-    for provider in (ATTENTION, LINEAR):
+            rows[f"{provider}_over_{STOCK[provider]}_{limit}"] = row
+    for provider in (ATTENTION, LINEAR, FP8_LINEAR):
         for name in (DECODE, PREFILL):
-            ours, stock = (_of(cells, x, name) for x in (provider, VLLM))
+            ours, stock = (_of(cells, x, name) for x in (provider, STOCK[provider]))
             if ours is None:
                 continue
             target = 1.0 if provider == ATTENTION else None
             # decode's are times: the other way round
             one, other = (stock, ours) if name == DECODE else (ours, stock)
-            rows[f"{provider}_over_vllm_{name}"] = _ratio(one, other, target)
+            rows[f"{provider}_over_{STOCK[provider]}_{name}"] = _ratio(one, other, target)
     for limit in _limits(cells, WINDOW):
         stock = next(iter(_measured(cells, VLLM, WINDOW, limit)), None)
         for cell in _measured(cells, OURS, WINDOW, limit):

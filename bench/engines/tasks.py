@@ -49,7 +49,7 @@ class VllmTasks:
 
     Attributes:
         load: What is served.
-        provider: "vllm", "vllm+smkern" or "vllm+linear".
+        provider: One of vLLM's: "vllm", "vllm+smkern", ...
         engine: The engine; called when a task needs it, made once.
         results: Has the tries of earlier runs.
         steps: Steps of a figure.

@@ -11,16 +11,26 @@ from typing import Any
 import torch
 from vllm.v1.engine.core import EngineCore
 
+SCALE = 2.0**-10
+
 
 class Extension:
     """What a worker can be asked."""
 
     def draw_weights(self: Any) -> None:
-        """As `smkern.models.Weights.random` does: what the GEMMs burn depends on them."""
+        """As `smkern.models.Weights.random` does: what the GEMMs burn depends on them.
+
+        In fp8 too: weights over their scales, which are powers of two as some kernels have them.
+        """
         model = self.get_model()
         draw = torch.Generator(next(model.parameters()).device).manual_seed(0)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dtype is torch.float8_e4m3fn:
+                drawn = torch.empty(parameter.shape, device=parameter.device)
+                parameter.data.copy_(drawn.normal_(0.0, 0.02 / SCALE, generator=draw))
+            elif "_scale" in name:
+                parameter.data.fill_(SCALE)
+            elif parameter.dim() > 1:
                 parameter.data.normal_(0.0, 0.02, generator=draw)
             else:
                 parameter.data.fill_(1.0)

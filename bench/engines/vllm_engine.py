@@ -44,7 +44,8 @@ class Vllm:
     def __init__(self, model: str, max_context: int, kv_tokens: int, **options: Any) -> None:
         from vllm import LLM
 
-        if options and not entry_points(group="vllm.general_plugins", name="smkern"):
+        is_ours = {"attention_backend", "quantization"} & {*options}
+        if is_ours and not entry_points(group="vllm.general_plugins", name="smkern"):
             raise ConfigError(
                 f"vLLM with {options}: its core finds smkern by its entry point, and there is "
                 "none; pip install ."

@@ -12,6 +12,8 @@ NAMES = {
     "vllm": "vLLM, stock",
     "vllm+smkern": "vLLM, smkern's attention",
     "vllm+linear": "vLLM, + linear layers",
+    "vllm-fp8": "vLLM in fp8, stock",
+    "vllm-fp8+linear": "vLLM in fp8, + attention and linear layers",
     "smkern": "smkern's `Multiplexer`",
 }
 LATE = "**"

@@ -14,6 +14,8 @@ from rich.progress import Progress
 from smkern.bench.engines import suite
 from smkern.bench.engines.cases import (
     ATTENTION,
+    FP8,
+    FP8_LINEAR,
     LINEAR,
     OURS,
     PROVIDERS,
@@ -122,6 +124,17 @@ def test_ratios_are_over_stock_and_a_missed_limit_is_told() -> None:
     assert "qwen3-8b vllm+smkern_over_vllm_prefill_alone" not in rows
 
 
+def test_fp8_is_compared_with_stock_vllm_in_fp8() -> None:
+    cells = [
+        LOAD.cell("served", provider, rate, "tokens/ms", limit="15ms") | {"tbt_p99_ms": 14.0}
+        for provider, rate in ((VLLM, 5.0), (FP8, 8.0), (FP8_LINEAR, 12.0))
+    ]
+    cells += [LOAD.cell("decode_alone", x, ms, "ms") for x, ms in ((FP8, 6), (FP8_LINEAR, 5))]
+    rows = {name: row["value"] for name, row in summarize(cells).items()}
+    assert rows["qwen3-8b vllm-fp8+linear_over_vllm-fp8_15ms"] == 1.5
+    assert rows["qwen3-8b vllm-fp8+linear_over_vllm-fp8_decode_alone"] == 1.2
+
+
 def test_models_are_rows_of_their_own() -> None:
     loads = {LOAD: 10.0, EngineLoad("qwen3-32b", limits_ms=(15,)): 4.0}
     cells = [
@@ -177,6 +190,7 @@ def test_an_engine_that_there_is_not(name: str) -> None:
 def test_linear_layers_come_with_the_attention() -> None:
     assert vllm_options(VLLM) == {}
     assert vllm_options(LINEAR) == vllm_options(ATTENTION) | {"quantization": "smkern"}
+    assert vllm_options(FP8_LINEAR) == vllm_options(LINEAR) | vllm_options(FP8)
 
 
 def test_the_table_says_who_missed_a_limit_and_by_which_setting_a_rate_was_had() -> None:
