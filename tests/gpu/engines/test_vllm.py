@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.engines.vllm_models import VOCAB, true_logprobs, true_model, write_config
+from tests.gpu.engines.vllm_models import (
+    FP8,
+    VOCAB,
+    true_logprobs,
+    true_model,
+    write_checkpoint,
+    write_config,
+)
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 CHILDREN_S = float(os.environ.get("SMKERN_VLLM_CHILDREN_S", "300"))
@@ -27,7 +34,7 @@ SIDE_BY_SIDE = 4
 """Engines at a time: with all of 8B's layers each takes 22 GB, the truth in fp32 33."""
 OURS = {"attention_backend": "CUSTOM"}
 LINEAR = OURS | {"quantization": "smkern"}
-COMPILED = ("ours-compiled",)
+COMPILED = ("ours-compiled", "ours-blocks")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("qwen3", {}),
     "ours": ("qwen3", OURS),
@@ -36,6 +43,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ours-compiled": ("qwen3-short", LINEAR),
     "ours-eager": ("qwen3-short", OURS | {"enforce_eager": True}),
     "ours-fp8": ("qwen3-short", OURS | {"kv_cache_dtype": "fp8"}),
+    "stock-blocks": ("qwen3-blocks", {}),
+    "ours-blocks": ("qwen3-blocks", LINEAR),
+    "stock-channels": ("qwen3-channels", {}),
+    "ours-channels": ("qwen3-channels", LINEAR),
     "stock-gemma2": ("gemma2", {}),
     "ours-gemma2": ("gemma2", OURS),
 }
@@ -46,6 +57,8 @@ PAIRS = pytest.mark.parametrize(
         ("ours-linear", "stock"),
         ("ours-compiled", "stock-short"),
         ("ours-eager", "stock-short"),
+        ("ours-blocks", "stock-blocks"),
+        ("ours-channels", "stock-channels"),
         ("ours-gemma2", "stock-gemma2"),
     ],
 )
@@ -131,8 +144,10 @@ def run_engines(names: Sequence[str], base: Path) -> Iterator[tuple[str, dict[st
 
 def start(name: str, base: Path) -> subprocess.Popen[bytes]:
     kind, options = CASES[name]
-    write_config(kind, base / kind)
+    if not (base / kind).exists():
+        (write_checkpoint if kind in FP8 else write_config)(kind, base / kind)
     given = options | {
+        "load_format": "auto" if kind in FP8 else "dummy",
         "prompts": prompts(), "new": 128 if kind == "qwen3" else 24,
         "compiled": name in COMPILED, "cache_gib": 4 if kind == "qwen3" else 1,
     }  # fmt: skip

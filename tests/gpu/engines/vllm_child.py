@@ -30,10 +30,11 @@ def main(kind: str, folder: str, out: str, given: dict[str, Any]) -> None:
 
     register()
     batches, new = given.pop("prompts"), given.pop("new")
+    load_format = given.pop("load_format")
     llm = LLM(
         folder,
         skip_tokenizer_init=True,
-        load_format="dummy",
+        load_format=load_format,
         dtype="bfloat16",
         max_model_len=2048,
         max_num_batched_tokens=1024,
@@ -51,7 +52,8 @@ def main(kind: str, folder: str, out: str, given: dict[str, Any]) -> None:
         for name, weight in model.named_parameters():
             draw_fused(kind, name, weight.data)
 
-    llm.apply_model(fill)
+    if load_format == "dummy":
+        llm.apply_model(fill)
     params = SamplingParams(
         temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=BEST
     )

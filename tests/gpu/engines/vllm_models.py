@@ -9,6 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smkern.bench.engines.cases import BLOCKS
+from smkern.models.layer_quantizing import quantize_weight
+from smkern.models.quantization import Kind
+from smkern.ops.reference.fp8 import dequantize
+
 VOCAB = 4096
 QWEN3 = {
     "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
@@ -44,9 +49,28 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": QWEN3,
     "qwen3-short": QWEN3 | {"num_hidden_layers": 4},
     "qwen3-8layers": QWEN3 | {"num_hidden_layers": 8},
+    "qwen3-blocks": QWEN3 | {"num_hidden_layers": 4},
+    "qwen3-channels": QWEN3 | {"num_hidden_layers": 4},
     "gemma2": GEMMA2,
 }
 """All of Qwen3-8B's layers, of which ten times the memory; some of them; Gemma-2's attention."""
+_E4M3 = {"num_bits": 8, "type": "float", "symmetric": True}
+CHANNELS = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": _E4M3 | {"strategy": "channel", "dynamic": False},
+            "input_activations": _E4M3 | {"strategy": "token", "dynamic": True},
+        },
+    },
+}  # fmt: skip
+"""What checkpoints of llm-compressor say of themselves."""
+FP8: dict[str, tuple[Kind, dict[str, Any], str]] = {
+    "qwen3-blocks": ("fp8-block", BLOCKS, "weight_scale_inv"),
+    "qwen3-channels": ("fp8-channel", CHANNELS, "weight_scale"),
+}
+"""Of models whose linear layers come in fp8: how, what config.json says, and their scales' name."""
 
 
 def draw(kind: str, name: str, weight: Tensor) -> None:
@@ -97,8 +121,34 @@ def write_config(kind: str, folder: Path) -> None:
     _config(kind).save_pretrained(folder)
 
 
+def _is_fp8(kind: str, name: str) -> bool:
+    return kind in FP8 and name.endswith("_proj.weight")
+
+
+def write_checkpoint(kind: str, folder: Path, device: str = "cuda") -> None:
+    """A folder that vLLM loads weights in fp8 from."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_config(kind), dtype=torch.bfloat16)
+    how, said, scale_name = FP8[kind]
+    tensors = {}
+    for name, weight in model.named_parameters():
+        drawn = torch.empty_like(weight, device=device, requires_grad=False)
+        draw(kind, name, drawn)
+        if _is_fp8(kind, name):
+            drawn, scales = quantize_weight(drawn, how, (weight.shape[0],))
+            tensors[name.removesuffix("weight") + scale_name] = scales.cpu()
+        tensors[name] = drawn.cpu()
+    config = _config(kind)
+    config.quantization_config = said
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def true_model(kind: str) -> nn.Module:
-    """The model in fp32."""
+    """The model in fp32; of one in fp8 what its weights and scales stand for."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("cuda"):
@@ -108,6 +158,9 @@ def true_model(kind: str) -> nn.Module:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             draw(kind, name, weight)
+            if _is_fp8(kind, name):
+                stored = quantize_weight(weight.bfloat16(), FP8[kind][0], (weight.shape[0],))
+                weight.copy_(dequantize(*stored))
     return model.eval()
 
 
