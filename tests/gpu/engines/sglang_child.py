@@ -20,8 +20,8 @@ def main(folder: str, out: str, given: dict[str, Any]) -> None:
     batches, new = given.pop("prompts"), given.pop("new")
     options = {
         "skip_tokenizer_init": True, "page_size": 16, "context_length": 4096,
-        "max_total_tokens": 160_000, "max_running_requests": 64, "chunked_prefill_size": 1024,
-        "dtype": "bfloat16", "random_seed": 0, "mem_fraction_static": 0.7,
+        "max_total_tokens": 100_000, "max_running_requests": 64, "chunked_prefill_size": 1024,
+        "dtype": "bfloat16", "random_seed": 0, "mem_fraction_static": 0.9,
         "grammar_backend": "none", "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 48, 64],
         "log_level": "info",
     }  # fmt: skip

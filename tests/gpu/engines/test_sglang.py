@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.engines.test_vllm import SLACK, Found, judged, prompts
+from tests.gpu.engines.test_vllm import SLACK, Found, judged, prompts, run_engines
 from tests.gpu.engines.vllm_models import true_model, write_config
 
 pytestmark = pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
 KIND, NEW = "qwen3-8layers", 64
-CHILD_S = float(os.environ.get("SMKERN_SGLANG_CHILD_S", "200"))
+CHILDREN_S = float(os.environ.get("SMKERN_SGLANG_CHILDREN_S", "300"))
+AT_ONCE = 6
+"""Engines at a time: each takes some 10 GB, the truth in fp32 6."""
 OURS = {"attention_backend": "smkern"}
 PDMUX = OURS | {
     "enable_pdmux": True,
@@ -48,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """The engines one after another, a process each, on weights that are read from a file."""
+    """The engines beside each other, a process each, on weights that are read from a file."""
     from safetensors.torch import save_file
 
     folder, base = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("told")
@@ -58,42 +61,32 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     torch.cuda.empty_cache()
     results = {}
-    for name, options in CASES.items():
-        told = run_engine(name, options, folder, base)
-        if told is not None:
-            results[name] = judged(model, told)
-            if "enable_pdmux" in options:
-                assert "partitions verified by %smid" in told["log"]
-                assert re.search("Adjusting stream groups: [1-6],", told["log"])
+    for name, told in run_engines([*CASES], base, partial(start, folder), AT_ONCE, CHILDREN_S):
+        results[name] = judged(model, told)
+        if "enable_pdmux" in CASES[name]:
+            log = (base / f"{name}.log").read_text()
+            assert "partitions verified by %smid" in log
+            assert re.search("Adjusting stream groups: [1-6],", log)
     return results
 
 
-def run_engine(name: str, options: dict[str, Any], folder: Path, base: Path) -> Any:
-    """What an engine told; None where its process failed, whose log is printed then."""
-    given = options | {"prompts": prompts(), "new": NEW}
-    out, log = base / f"{name}.json", base / f"{name}.log"
-    command = [sys.executable, "-m", "tests.gpu.engines.sglang_child", str(folder), str(out)]
+def start(folder: Path, name: str, base: Path) -> subprocess.Popen[bytes]:
+    port = 30_000 + 2000 * [*CASES].index(name)
+    given = CASES[name] | {"prompts": prompts(), "new": NEW, "port": port}
     env = dict(os.environ)
     if name in LIMITS:
         env["SMKERN_PDMUX_TBT_MS"] = LIMITS[name]
-    if "enable_pdmux" in options:
-        config = base / "pdmux.yaml"
-        budget = LAYERS_OF_A_STEP * options["max_prefill_tokens"]
+    if "enable_pdmux" in given:
+        config = base / f"{name}.yaml"
+        budget = LAYERS_OF_A_STEP * given["max_prefill_tokens"]
         config.write_text(f"sm_group_num: 8\nsplit_forward_token_budget: {budget}\n")
         given["pdmux_config_path"] = str(config)
-    with log.open("w") as file:
-        child = subprocess.Popen(
-            [*command, json.dumps(given)], stdout=file, stderr=file, env=env,
-            start_new_session=True,
+    command = [sys.executable, "-m", "tests.gpu.engines.sglang_child", str(folder)]
+    with (base / f"{name}.log").open("w") as log:
+        return subprocess.Popen(
+            [*command, str(base / f"{name}.json"), json.dumps(given)], stdout=log,
+            stderr=subprocess.STDOUT, env=env, start_new_session=True,
         )  # fmt: skip
-        try:
-            child.wait(CHILD_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, 9)  # its children, too
-    if out.exists():
-        return json.loads(out.read_text()) | {"log": log.read_text()}
-    print(f"--- {name}\n{log.read_text()[-6000:]}", flush=True)
-    return None
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "stock"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,7 +102,7 @@ def found(
     truths: dict[str, Any] = {}
     results = {}
     began = time.monotonic()
-    for name, told in run_engines(names, base):
+    for name, told in run_engines(names, base, start, SIDE_BY_SIDE, CHILDREN_S):
         kind = CASES[name][0]
         if kind not in truths:
             truths.clear()
@@ -121,12 +123,18 @@ def found(
     return results
 
 
-def run_engines(names: Sequence[str], base: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def run_engines(
+    names: Sequence[str],
+    base: Path,
+    start: Callable[[str, Path], subprocess.Popen[bytes]],
+    at_once: int,
+    seconds: float,
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each engine told, as they end; the log of one that failed is printed."""
     waiting, running = [*names], dict[str, subprocess.Popen[bytes]]()
-    until = time.monotonic() + CHILDREN_S
+    until = time.monotonic() + seconds
     while waiting or running:
-        while waiting and len(running) < SIDE_BY_SIDE:
+        while waiting and len(running) < at_once:
             name = waiting.pop(0)
             running[name] = start(name, base)
         ended = [name for name, child in running.items() if child.poll() is not None]
@@ -134,7 +142,8 @@ def run_engines(names: Sequence[str], base: Path) -> Iterator[tuple[str, dict[st
             ended, waiting = [*running], []
         for name in ended:
             child = running.pop(name)
-            child.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # what it left running
             if child.wait() == 0:
                 yield name, json.loads((base / f"{name}.json").read_text())
             else:
@@ -157,6 +166,7 @@ def start(name: str, base: Path) -> subprocess.Popen[bytes]:
             [*command, str(base / f"{name}.json"), json.dumps(given)],
             stdout=log,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 
