@@ -1,8 +1,7 @@
-"""SM clock, board power and energy while the device is busy, by NVML, else by nvidia-smi."""
+"""SM clock, board power and energy while the device is busy, by NVML."""
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,9 +13,6 @@ Reading = tuple[float | None, float | None]
 
 Joules = Callable[[], float]
 """What a GPU has drawn since its driver was loaded."""
-
-_SMI_EVERY_S = 2.0
-"""nvidia-smi takes about 0.1 s a call, so it is asked rarely."""
 
 
 @dataclass(slots=True)
@@ -31,16 +27,17 @@ class PowerMeter:
 
 
 def power_meter(device: int = 0) -> PowerMeter:
-    """A meter of one device: NVML where `pynvml` is there, else nvidia-smi, else nothing."""
-    import torch
+    """A meter of one device; without NVML it reads nothing."""
+    with suppress(Exception):  # NVML has an error class a reason; any of them means: do without
+        nvml, handle = _nvml(device)
 
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    try:
-        read = _nvml_reader(uuid)
+        def read() -> Reading:
+            clock = nvml.device_get_clock_info(handle, nvml.ClockType.CLOCK_SM)
+            return float(clock), nvml.device_get_power_usage(handle) / 1e3
+
         read()
-    except Exception:  # noqa: BLE001  NVML has an error class a reason; any of them means: do without
-        read = _Smi(uuid)
-    return PowerMeter(read)
+        return PowerMeter(read)
+    return PowerMeter(lambda: (None, None))
 
 
 @dataclass(slots=True)
@@ -85,60 +82,22 @@ class Watts:
 
 def energy_counter(device: int) -> Joules | None:
     """NVML's counter of a device's energy; None where there is none."""
-    import torch
-
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    with suppress(Exception):  # NVML has an error class a reason; any of them means: do without
-        pynvml, handle = _nvml(uuid)
+    with suppress(Exception):  # as above
+        nvml, handle = _nvml(device)
 
         def read() -> float:
-            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+            return float(nvml.device_get_total_energy_consumption(handle)) / 1e3
 
         read()
         return read
     return None
 
 
-def _nvml(uuid: str) -> tuple[Any, Any]:
-    import pynvml
+def _nvml(device: int) -> tuple[Any, Any]:
+    """NVML, and its handle of a device."""
+    import torch
+    from cuda.bindings import nvml
 
-    pynvml.nvmlInit()
-    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
-
-
-def _nvml_reader(uuid: str) -> Callable[[], Reading]:
-    pynvml, handle = _nvml(uuid)
-
-    def read() -> Reading:
-        clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-        return float(clock), pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3
-
-    return read
-
-
-@dataclass(slots=True)
-class _Smi:
-    uuid: str
-    asked_s: float = field(default=float("-inf"))
-    last: Reading = (None, None)
-
-    def __call__(self) -> Reading:
-        if time.monotonic() - self.asked_s >= _SMI_EVERY_S:
-            self.last = self._ask()
-            self.asked_s = time.monotonic()
-        return self.last
-
-    def _ask(self) -> Reading:
-        query = ["--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
-        try:
-            output = subprocess.run(
-                ["nvidia-smi", "-i", self.uuid, *query],
-                capture_output=True,
-                text=True,
-                timeout=5,
-                check=True,
-            ).stdout
-            clock, watts = (float(figure) for figure in output.strip().split(","))
-        except (OSError, subprocess.SubprocessError, ValueError):
-            return None, None
-        return clock, watts
+    nvml.init_v2()
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return nvml, nvml.device_get_handle_by_uuid(f"GPU-{uuid}")
