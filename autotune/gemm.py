@@ -19,7 +19,7 @@ from smkern.measure.partitions import Place
 from smkern.ops.gemm.dispatch import Dispatcher, gemm_dispatcher
 from smkern.profile import Profile, profile_for
 from smkern.tuning import constraints
-from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.cost_model import predict_us
 from smkern.tuning.select import GEMM_FAMILY
@@ -178,8 +178,6 @@ def listed(
     profile: Profile,
     most: int = 8,
     *,
-    kernels: tuple[Kernel, ...] = KERNELS,
-    cublaslt: bool = True,
     table: Table | None = None,
 ) -> dict[GemmConfig, float]:
     """The model's best, and for an epilogue what `table` runs today: mostly the plain GEMM's.
@@ -189,15 +187,13 @@ def listed(
     constants = load_constants(profile.info.name, profile.info.capability)
     from smkern.kernels.cute.compile import serves
 
-    found = shortlist(
-        problem, budget, profile, constants, top=most, kernels=kernels, cublaslt=cublaslt,
-        served=partial(serves, profile.info.capability),
-    )  # fmt: skip
+    served = partial(serves, profile.info.capability)
+    found = shortlist(problem, budget, profile, constants, top=most, served=served)
     if problem.epilogue != Epilogue():
         today = (table or _table_of(profile.info)).lookup(
             problem, budget, False, profile.info.capability
         )
-        if today is not None and today.kernel in kernels and today not in found:
+        if today is not None and today.kernel in KERNELS and today not in found:
             found[today] = predict_us(problem, today, budget, profile, constants)
     return found
 
@@ -234,15 +230,13 @@ def _tasks(
     return {variant: partial(compile_variant, variant) for variant in variants}
 
 
-def gemm_family(*, kernels: tuple[Kernel, ...] = KERNELS, cublaslt: bool = True) -> MeasuredFamily:
-    """The GEMM's family: which of our kernels, and whether cuBLASLt, are candidates."""
-    return MeasuredFamily(
-        tuned=GEMM_FAMILY,
-        listed=partial(listed, kernels=kernels, cublaslt=cublaslt),
-        dispatcher=gemm_dispatcher,
-        tuner=_tuner,
-        tasks=_tasks,
-        best=best_cell,
-        operands=lambda case: case.operands,
-        most=8,
-    )
+FAMILY = MeasuredFamily(
+    tuned=GEMM_FAMILY,
+    listed=listed,
+    dispatcher=gemm_dispatcher,
+    tuner=_tuner,
+    tasks=_tasks,
+    best=best_cell,
+    operands=lambda case: case.operands,
+    most=8,
+)

@@ -12,8 +12,7 @@ import click
 
 from smkern.autotune.attention_cases import heads_option
 from smkern.measure.options import IntList, ShapeList, parse_epilogue, stacked
-from smkern.tuning import constraints
-from smkern.tuning.config import Epilogue, Kernel
+from smkern.tuning.config import Epilogue
 
 OPS = ("gemm", "gemm_swiglu", "attention", "append", "sample", "moe", "grouped_gemm", "gemm_fp8")
 MODEL_MINUTES = 10.0
@@ -25,15 +24,6 @@ def _epilogues(ctx: Any, param: Any, value: str) -> tuple[Epilogue, ...]:
         return tuple(parse_epilogue(part) for part in value.split(","))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-
-
-def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
-    names = tuple(value.split(",")) if value else ()
-    known = constraints.AVAILABLE + constraints.OPTIONAL
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise click.BadParameter(f"{unknown} are none of {known}")
-    return names  # type: ignore[return-value]
 
 
 def _minutes(ctx: Any, param: Any, value: float | None) -> float | None:
@@ -68,8 +58,6 @@ _operator_options = stacked(
         callback=_epilogues,
         help="Comma-separated: none, bias, bias+silu, residual, …  [default: none]",
     ),
-    click.option("--kernels", callback=_kernels, help="Only these: ws,tma,pointer,cutlass."),
-    click.option("--cublaslt/--no-cublaslt", default=True, help="cuBLASLt as a candidate."),
     click.option(
         "--confined",
         type=click.Choice(["mask", "grid", "both"]),

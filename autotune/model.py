@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from smkern.autotune import append, attention, fp8, moe, sample
+from smkern.autotune import append, attention, fp8, gemm, moe, sample
 from smkern.autotune.attention_cases import Heads, case_of
 from smkern.autotune.family import MeasuredFamily
-from smkern.autotune.gemm import GemmCase, gemm_family
+from smkern.autotune.gemm import GemmCase
 from smkern.autotune.moe import Experts, MoeCase, Op
 from smkern.autotune.pipeline import Job
 from smkern.autotune.places import Sides
@@ -127,7 +127,7 @@ def of_rank(config: ModelConfig, tp: int) -> ModelConfig:
 def families(most: int) -> dict[str, MeasuredFamily]:
     """All tables by name, `most` candidates a cell."""
     found = (
-        gemm_family(), fp8.FAMILY, append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE,
+        gemm.FAMILY, fp8.FAMILY, append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE,
         moe.GROUPED,
     )  # fmt: skip
     return {family.name: replace(family, most=most) for family in found}

@@ -10,12 +10,12 @@ from typing import Any, Literal
 from smkern.autotune import append, attention, fp8, moe, sample
 from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, QUICK_STEPS, Heads, tuned_cases
 from smkern.autotune.family import MeasuredFamily
-from smkern.autotune.gemm import KERNELS, GemmCase, gemm_family
+from smkern.autotune.gemm import FAMILY, GemmCase
 from smkern.autotune.shortlist import problems
 from smkern.measure.attention import BUDGETS, QUICK_BUDGETS
 from smkern.measure.gemm import BUDGETS as GEMM_BUDGETS
 from smkern.measure.gemm import MS, SHAPES, Shape
-from smkern.tuning.config import Dtype, Epilogue, Kernel
+from smkern.tuning.config import Dtype, Epilogue
 
 QUICK_SHAPES = ((4096, 4096),)
 SWIGLU_SHAPES = ((14336, 4096), (12288, 4096), (17408, 5120), (25600, 5120))
@@ -44,8 +44,6 @@ class Options:
     shapes: Sequence[Shape] | None = None
     dtype: Dtype = "bf16"
     epilogues: Sequence[Epilogue] = (Epilogue(),)
-    kernels: tuple[Kernel, ...] = ()
-    cublaslt: bool = True
 
     def sizes(self, usual: Sequence[int], quick: Sequence[int]) -> Sequence[int]:
         return self.ms or (quick if self.quick else usual)
@@ -62,9 +60,8 @@ def _products(options: Options, *, swiglu: bool = False) -> OperatorCells:
     if swiglu:
         shapes, epilogues = [(2 * n, k) for n, k in shapes], [Epilogue(swiglu=True)]
     found = problems(shapes, options.sizes(MS, QUICK_MS), options.dtype, epilogues)
-    family = gemm_family(kernels=options.kernels or KERNELS, cublaslt=options.cublaslt)
     budgets = QUICK_GEMM_BUDGETS if options.quick else GEMM_BUDGETS
-    return OperatorCells(family, [GemmCase(problem) for problem in found], budgets)
+    return OperatorCells(FAMILY, [GemmCase(problem) for problem in found], budgets)
 
 
 def _scaled(options: Options) -> OperatorCells:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from smkern.device import Budget
 from smkern.profile import Profile
 from smkern.tuning import constraints
-from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import CostConstants
 from smkern.tuning.select import rank
 from smkern.tuning.table import Served
@@ -29,8 +29,6 @@ def shortlist(
     constants: CostConstants,
     *,
     top: int = 8,
-    kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
-    cublaslt: bool = True,
     served: Served = lambda problem, config: False,
 ) -> dict[GemmConfig, float]:
     """The `top` configurations and their predicted times, us, at most three of a kind.
@@ -44,9 +42,9 @@ def shortlist(
     found: dict[GemmConfig, float] = {}
     kinds: Counter[tuple[object, ...]] = Counter()
     capability = profile.info.capability
-    always = tuple(kernel for kernel in kernels if kernel not in constraints.OPTIONAL)
-    ranks = rank(problem, budget, profile, kernels=always, constants=constants) if always else ()
-    for ranked in ranks:
+    for ranked in rank(
+        problem, budget, profile, kernels=constraints.AVAILABLE, constants=constants
+    ):
         if len(found) == top:
             break
         variant = ranked.variant
@@ -62,17 +60,13 @@ def shortlist(
     if budget.confined == "mask":
         first = [config for config in found if config.kernel == "ws"][:BOTH_WAYS]
         twins |= {replace(config, overlap=not config.overlap): found[config] for config in first}
-    twins |= _of_extras(problem, budget, profile, constants, kernels, served)
+    twins |= _of_extras(problem, budget, profile, constants, served)
     others = {config: us for config, us in twins.items() if config not in found}
     found = dict(sorted({**found, **others}.items(), key=lambda item: item[1]))
     fastest = min(found.values())
     # a hint is all that the library makes of an SM count: only where it cannot leave the budget
     enforced = budget.confined == "mask" or budget.num_sms == profile.info.num_sms
-    if (
-        cublaslt
-        and enforced
-        and constraints.is_legal(problem, constraints.CUBLASLT, budget, capability)
-    ):
+    if enforced and constraints.is_legal(problem, constraints.CUBLASLT, budget, capability):
         found[constraints.CUBLASLT] = fastest
     if constraints.is_legal(problem, constraints.UNFUSED, budget, capability):
         found[constraints.UNFUSED] = fastest
@@ -84,13 +78,12 @@ def _of_extras(
     budget: Budget,
     profile: Profile,
     constants: CostConstants,
-    kernels: tuple[Kernel, ...],
     served: Served,
 ) -> dict[GemmConfig, float]:
     found: dict[GemmConfig, float] = {}
     if not constraints.may_serve_extras(problem, profile.info.capability):
         return found
-    for kernel in (name for name in kernels if name in constraints.OPTIONAL):
+    for kernel in constraints.OPTIONAL:
         tiles: set[tuple[object, ...]] = set()
         for ranked in rank(problem, budget, profile, kernels=(kernel,), constants=constants):
             tile = (ranked.variant, ranked.overlap)

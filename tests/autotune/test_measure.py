@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smkern.autotune import measure
-from smkern.autotune.gemm import GemmCase, GemmTuner, best_cell, gemm_family, listed
+from smkern.autotune.gemm import FAMILY, GemmCase, GemmTuner, best_cell, listed
 from smkern.autotune.raw import Measurement
 from smkern.errors import ArgumentError
 from smkern.measure.gemm import GemmOperands
@@ -179,9 +179,9 @@ def test_swiglu_is_also_measured_unfused_and_as_the_plain_gemm_runs(profile):
 
 def test_weights_of_one_shape_share_their_operands():
     cases = [GemmCase(GemmProblem(m, 128, 64)) for m in (8, 32)]
-    tuner = gemm_family().tuner(cases, None, "cpu")
+    tuner = FAMILY.tuner(cases, None, "cpu")
     assert (tuner.operands.n, tuner.operands.k, tuner.operands.max_m) == (128, 64, 32)
-    assert len({gemm_family().operands(case) for case in cases}) == 1
+    assert len({FAMILY.operands(case) for case in cases}) == 1
 
 
 def test_the_models_choice_is_kept_where_it_is_as_fast():

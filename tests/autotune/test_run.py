@@ -9,7 +9,7 @@ import pytest
 
 from smkern.autotune import append, attention, run, sample
 from smkern.autotune.attention_cases import Heads, tuned_cases
-from smkern.autotune.gemm import GemmCase, gemm_family
+from smkern.autotune.gemm import FAMILY, GemmCase
 from smkern.autotune.operators import OperatorCells
 from smkern.autotune.sample import SampleCase
 from smkern.errors import TableError
@@ -19,7 +19,7 @@ from tests.autotune.fakes import FakeDevice, fake_opened
 
 SMALL = Heads(8, 2, 64)
 FAMILIES = {
-    "gemm": (gemm_family(), [GemmCase(GemmProblem(m, 1024, 512)) for m in (16, 512)]),
+    "gemm": (FAMILY, [GemmCase(GemmProblem(m, 1024, 512)) for m in (16, 512)]),
     "attention": (attention.FAMILY, tuned_cases([SMALL])[:2]),
     "append": (append.FAMILY, append.tuned_cases([SMALL])[:2]),
     "sample": (sample.FAMILY, [SampleCase(n, 151_936) for n in (8, 128)]),

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -40,31 +39,22 @@ def test_the_library_is_a_candidate_where_clusters_launch(profile):
     by_grid = shortlist(problem, Budget(100, "grid", True), profile, DEFAULTS)
     whole = shortlist(problem, Budget(132, "grid", True), profile, DEFAULTS)
     assert list(whole)[-1] == constraints.CUBLASLT
-    unwanted = shortlist(problem, Budget(100, "mask", True), profile, DEFAULTS, cublaslt=False)
     assert list(with_clusters)[-1] == constraints.CUBLASLT
-    assert constraints.CUBLASLT not in {*without, *unwanted, *by_grid}
-
-
-def test_only_the_kernels_that_are_asked_for(profile):
-    problem, budget = GemmProblem(512, 6144, 4096), Budget(32, "mask", False)
-    found = shortlist(problem, budget, profile, DEFAULTS, kernels=("tma",))
-    assert {c.kernel for c in found} == {"tma"}
+    assert constraints.CUBLASLT not in {*without, *by_grid}
 
 
 def test_kernels_of_an_extra_come_besides_those_that_are_always_there(profile):
     problem, budget = GemmProblem(136, 6144, 4096), Budget(32, "mask", False)
-    kernels = constraints.AVAILABLE + constraints.OPTIONAL
-    narrow = partial(shortlist, problem, budget, profile, DEFAULTS, kernels=kernels)
     without = shortlist(problem, budget, profile, DEFAULTS)
-    assert list(narrow()) == list(without)
-    found = narrow(served=lambda problem, config: config.block_m != 136)
+    not_136 = lambda problem, config: config.block_m != 136  # noqa: E731
+    found = shortlist(problem, budget, profile, DEFAULTS, served=not_136)
     extras = [config for config in found if config.kernel == "cutlass"]
     assert len(extras) == OF_EXTRAS
     assert {*found} - {*extras} == {*without}
     assert all(constraints.is_legal(problem, config, budget, (9, 0)) for config in extras)
     assert 136 not in {config.block_m for config in extras}
     unaligned = replace(problem, aligned=False)
-    every = shortlist(unaligned, budget, profile, DEFAULTS, kernels=kernels, served=lambda *_: True)
+    every = shortlist(unaligned, budget, profile, DEFAULTS, served=lambda *_: True)
     assert {config.kernel for config in every} == {"pointer"}
 
 
