@@ -33,6 +33,8 @@ SHARED_WEIGHT = 0.3
 """Weight of a cell's mean error against the differences within it."""
 CLIP = 0.5
 """Residuals count up to this: a candidate that spilled or failed to overlap is no law."""
+FIXED = "blend"
+"""The constant that stays as it is."""
 FEW = 4
 """Iterations that are enough from constants fitted to nearly the same."""
 PRIOR = 15
@@ -253,7 +255,6 @@ def save(path: Path, constants: CostConstants, meta: Mapping[str, Any]) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="Constants file to write."
 )
-@click.option("--fix", default="blend", show_default=True, help="Constants to leave, by commas.")
 @click.option("--iterations", default=15, show_default=True)
 @click.option("--check", is_flag=True, help="Also judge whole weights and budgets held out.")
 @click.option(
@@ -264,7 +265,6 @@ def save(path: Path, constants: CostConstants, meta: Mapping[str, Any]) -> None:
 def command(
     raw_paths: tuple[Path, ...],
     out: Path | None,
-    fix: str,
     iterations: int,
     check: bool,
     leave_out: Path | None,
@@ -275,7 +275,7 @@ def command(
     """
     profile = load_profile()
     measurements = usable([item for path in raw_paths for item in raw.load(path)])
-    names = [name for name in NAMES if name not in fix.split(",")]
+    names = [name for name in NAMES if name != FIXED]
     _report("defaults", gap(measurements, profile, DEFAULTS))
     fitted = fit(measurements, profile, names=names, iterations=iterations)
     _report("fitted", gap(measurements, profile, fitted))

@@ -28,6 +28,8 @@ OP = "server"
 TARGET = 1.03
 """TBT over HTTP, p50, over that in process, at most."""
 ROUNDS = 3
+PROMPT, TOKENS = 1024, 512
+"""Tokens of each stream's prompt, and new ones."""
 
 
 class LostError(SmkernError, RuntimeError):
@@ -103,15 +105,14 @@ def summarize(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def _room_for(*counts: int) -> Iterator[None]:
+def _room_for(streams: int) -> Iterator[None]:
     """Where the pages do not fit, name the options that they follow from."""
     try:
         yield
     except OutOfPagesError as error:
-        given = zip(("--streams", "--prompt", "--tokens"), counts, strict=False)
-        asked = ", ".join(f"{name} {count}" for name, count in given)
         raise OutOfPagesError(
-            f"the pages of {asked} do not fit: lower them, or name a smaller --model ({error})"
+            f"the pages of --streams {streams} do not fit: lower it, or name a smaller --model "
+            f"({error})"
         ) from error
 
 
@@ -119,14 +120,10 @@ def _room_for(*counts: int) -> Iterator[None]:
     "server",
     click.option("--model", default="qwen3-8b", show_default=True),
     click.option("--streams", type=int, default=64, show_default=True),
-    click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each."),
-    click.option("--tokens", type=int, default=512, show_default=True, help="New ones of each."),
     click.option("--soak-s", type=float, default=None,
                  help="Instead: for so long have streams of which a tenth hang up."),
 )  # fmt: skip
-def command(
-    output: Any, *, model: str, streams: int, prompt: int, tokens: int, soak_s: float | None
-) -> None:
+def command(output: Any, *, model: str, streams: int, soak_s: float | None) -> None:
     """Time tokens of streams over HTTP, and of the same runtime without it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if soak_s is not None:
@@ -141,13 +138,13 @@ def command(
         return
     options = EngineOptions(
         model, policy="chunked:512", rungs=(), max_running=streams, max_tokens=1024,
-        max_context=prompt + tokens, num_pages=2 * streams * (-(-(prompt + tokens) // 16)),
+        max_context=PROMPT + TOKENS, num_pages=2 * streams * (-(-(PROMPT + TOKENS) // 16)),
         device=device,
     )  # fmt: skip
     results = output.open()
-    with written(results, output, summarize), _room_for(streams, prompt, tokens):
+    with written(results, output, summarize), _room_for(streams):
         measure(
-            results, options, model, streams=streams, prompt=prompt, tokens=tokens,
+            results, options, model, streams=streams, prompt=PROMPT, tokens=TOKENS,
             rounds=1 if output.quick else ROUNDS,
         )  # fmt: skip
     for cell in results.cells:

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from smkern.bench.engines.cases import LIMITS_MS, OURS, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
-from smkern.bench.engines.tasks import STEPS, Task, our_tasks, vllm_tasks
+from smkern.bench.engines.tasks import QUICK_STEPS, STEPS, Task, our_tasks, vllm_tasks
 from smkern.bench.engines.window import window_tasks
 from smkern.bench.replay.cases import checked_traces, trace_named
 from smkern.bench.replay.grid import TRACES_OPTION
@@ -92,7 +92,6 @@ def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
     click.option("--engines", default=None, help=f"Who serves, among: {','.join(PROVIDERS)}"),
     click.option("--model", type=click.Choice([*LIMITS_MS]), default="qwen3-8b", show_default=True),
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20,30"),
-    click.option("--steps", type=int, default=STEPS, show_default=True, help="Of a figure."),
     click.option("--window", default=None, help="Goodput of a trace's window instead, by name."),
     TRACES_OPTION,
     TIME_LIMIT_OPTION,
@@ -100,22 +99,22 @@ def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
 )
 def command(
     output: Output, *, engines: str | None, model: str, limits: tuple[int, ...] | None,
-    steps: int, window: str | None, traces_folder: Path,
+    window: str | None, traces_folder: Path,
 ) -> None:  # fmt: skip
     """Measure prompt tokens a millisecond under TBT limits: vLLM's and smkern's, one load."""
     names = known_names(engines, PROVIDERS, "engine")
     if window:
         trace_named(*checked_traces([window]), traces_folder)  # there, before minutes of loading
     device_info()  # without a GPU an error, before a file is made
-    steps = 64 if output.quick else steps
     load = EngineLoad(model, limits_ms=tuple(limits or LIMITS_MS[model]))
     if len(names) > 1:
-        more = ["--model", model, "--steps", str(steps), "--out", str(output.path)]
+        more = ["--model", model, "--out", str(output.path), *(["--quick"] if output.quick else [])]
         more += ["--limits", ",".join(f"{limit:g}" for limit in load.limits_ms)]
         more += ["--window", window, "--traces-folder", str(traces_folder)] if window else []
         each_by_itself(names, more)
         return
     results = output.open()
     at = (window, traces_folder) if window else None
+    steps = QUICK_STEPS if output.quick else STEPS
     left = measure_engine(names[0], load, results, output, steps, at)
     conclude(results, output.path, left, of="tasks")

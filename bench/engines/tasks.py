@@ -26,7 +26,7 @@ from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, open_load
 from smkern.models import Weights, preset
 from smkern.server import RUNGS
 
-TRY_STEPS, STEPS = 100, 256
+TRY_STEPS, STEPS, QUICK_STEPS = 100, 256, 64
 """Steps of a try while a budget is searched, and of a figure."""
 AROUND = 3
 """Budgets above and below the one found that more steps are spent on, the largest first: a try of
@@ -59,7 +59,7 @@ class VllmTasks:
     provider: str
     engine: Callable[[], Watching]
     results: Results
-    steps: int = STEPS
+    steps: int
 
     def tasks(self) -> Iterator[Task]:
         yield DECODE, self._decode
@@ -127,7 +127,7 @@ class OurTasks:
 
     load: EngineLoad
     ready: Callable[[], ServedLoad]
-    steps: int = STEPS
+    steps: int
 
     def tasks(self) -> Iterator[Task]:
         for limit_ms in self.load.limits_ms:

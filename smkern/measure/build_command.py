@@ -43,7 +43,6 @@ def likeliest(
 
 
 @click.command("build")
-@click.option("--arch", type=click.Choice([ARCH]), default=ARCH, show_default=True)
 @click.option("--shapes", type=ShapeList(), default=SHAPES, help="Weights, as NxK,NxK.")
 @click.option("--ms", type=IntList(), default=MS, help="Rows of the activations.")
 @click.option("--budgets", type=IntList(), default=BUDGETS, help="SM counts.")
@@ -65,8 +64,8 @@ def likeliest(
 @click.option("--workers", type=click.IntRange(1), help="Compilers.  [default: CPUs]")
 @click.option("--cpp", is_flag=True, help="CUTLASS's C++ GEMMs instead, by nvcc: bench cutlass.")
 def command(
-    arch: str, shapes: Sequence[Shape], ms: Sequence[int], budgets: Sequence[int],
-    epilogues: Sequence[str], top: int, workers: int | None, cpp: bool,
+    shapes: Sequence[Shape], ms: Sequence[int], budgets: Sequence[int], epilogues: Sequence[str],
+    top: int, workers: int | None, cpp: bool,
 ) -> None:  # fmt: skip
     """Compile the kernels in CUTLASS's Python DSL that dispatch would take; needs no GPU.
 
@@ -90,4 +89,4 @@ def command(
         done=lambda done, total: click.echo(f"{done} of {total}"),
     )
     folder = cubin_path("cute", "").parent
-    click.echo(f"{made} kernels for {arch} in {time.perf_counter() - begin:.0f} s: {folder}")
+    click.echo(f"{made} kernels for {ARCH} in {time.perf_counter() - begin:.0f} s: {folder}")

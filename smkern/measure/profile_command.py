@@ -102,10 +102,7 @@ def provenance(model: str, config: ModelConfig, seed: int) -> dict[str, Any]:
 )
 @click.option("--resume", is_flag=True, help="Go on with a file that is there.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the steps that are drawn.")
-@click.option("--warm-only", is_flag=True, help="Compile and load, then stop.")
-def command(
-    model: str, gpu_minutes: float, out: Path | None, resume: bool, seed: int, warm_only: bool
-) -> None:
+def command(model: str, gpu_minutes: float, out: Path | None, resume: bool, seed: int) -> None:
     """Time a model's decode steps, prompts and mixed forwards, alone and beside each other.
 
     Weights are random, all layers run. A line is written as it is measured, coarse sizes before
@@ -133,7 +130,7 @@ def command(
     # of another GPU or model: refused before minutes of compiling
     known = file.resume(meta) if there else None
     with open_launches(config, all_rungs(wanted)) as (launches, splits):
-        _measure(launches, splits, file, meta, known, began, gpu_minutes, warm_only)
+        _measure(launches, splits, file, meta, known, began, gpu_minutes)
 
 
 def _measure(
@@ -144,7 +141,6 @@ def _measure(
     known: list[Measured] | None,
     began: float,
     minutes: float,
-    warm_only: bool,
 ) -> None:
     import torch
 
@@ -157,14 +153,12 @@ def _measure(
     left = [cell for cell in cells if cell.name not in done]
     profiler = Profiler(launches, file, clock_on(torch.device("cuda")))
     budgets = _budgets(splits, launches.device.num_sms)
-    begins = known is None and not warm_only
+    begins = known is None
     beside = times_beside(launches.config, load_profile()) if begins else nullcontext(lambda: None)
     with beside as gemms:
         count = compile_cells(launches.config, left, launches.max_running, budgets)
         profiler.warm(left)
         click.echo(f"warm after {time.monotonic() - began:.0f} s: {count} GEMMs compiled", err=True)
-        if warm_only:
-            return
         if begins:
             # a latency table takes these: tables that are tuned later were not profiled
             times = gemms()

@@ -300,12 +300,6 @@ def test_the_command_notes_times_of_gemms_once_and_reads_its_file_once(launches,
     assert [line.cell for line in found.lines] == [cells[i].name for i in (0, 1, 2, 2, 3)]
 
 
-def test_the_command_that_only_warms_begins_no_file(launches, tmp_path) -> None:
-    result, _ = profiled(launches, tmp_path / "p.jsonl", [CELLS["decode"]], None, "--warm-only")
-    assert result.exit_code == 0, result.output
-    assert not (tmp_path / "p.jsonl").exists()
-
-
 @pytest.mark.parametrize("name", ["gpu", "model", "kernels"])
 def test_a_profile_of_something_else_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
     file = ProfileFile(tmp_path / "p.jsonl")
