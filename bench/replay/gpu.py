@@ -73,7 +73,6 @@ class RealSession:
 
     def __init__(self, vocab_size: int, meter: PowerMeter | None) -> None:
         self.times: TokenTimes | None = None
-        self.ahead: int | None = None
         self._vocab = vocab_size
         self._readings = Readings(meter)
 

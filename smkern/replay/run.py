@@ -40,13 +40,10 @@ class Session(Protocol):
     Attributes:
         mux: The runtime.
         times: When its tokens were delivered; None: each output is one, as it comes.
-        ahead: Requests that are submitted before they come, so that the runtime knows when to
-            wake; None: all, where their prompts take no memory.
     """
 
     mux: Multiplexer
     times: TokenTimes | None
-    ahead: int | None
 
     def prompt(self, trace: Trace, number: int) -> Any:
         """The prompt of a request."""
@@ -172,8 +169,6 @@ class _Loop:
         self._watch = None if slo is None else slo.watch(self._records, served.warm_s)
         self._ids: dict[int, int] = {}
         self._live: dict[int, int] = {}
-        self._submitted = 0
-        self._ahead = len(trace) if session.ahead is None else session.ahead
         self._begin_us = session.now_us() + 1e6 * session.lead_s(trace)
 
     @property
@@ -189,7 +184,7 @@ class _Loop:
     def run(self) -> None:
         """To the end of the trace, or until the verdict is certain."""
         own = self._times if isinstance(self._times, OutputTimes) else None
-        self._submit(0.0)
+        self._submit()
         looked_s = 0.0
         for output in self._mux.run():
             now_us = self._session.now_us()
@@ -198,7 +193,6 @@ class _Loop:
             if output.error is not None or output.completion is not None or output.token is None:
                 self._ended(output.id, output.error)
             now_s = 1e-6 * (now_us - self._begin_us)
-            self._submit(now_s)
             if now_s > looked_s + 0.25:
                 looked_s = now_s
                 if self._is_decided(now_s):
@@ -206,17 +200,11 @@ class _Loop:
         for number in list(self._live.values()):
             self._keep(number)
 
-    def _submit(self, now_s: float) -> None:
-        """Requests that come soon: the runtime always knows `ahead` that are still to come."""
+    def _submit(self) -> None:
+        """All requests, before the first comes: the runtime knows when to wake."""
         from smkern.models.sampling import SamplingParams
 
-        records = self._records
-        while self._submitted < len(records):
-            number, record = self._submitted, records[self._submitted]
-            behind = number - self._ahead
-            if behind >= 0 and records[behind].at_s > now_s:
-                return
-            self._submitted += 1
+        for number, record in enumerate(self._records):
             params = SamplingParams(max_new_tokens=record.output_tokens, ignore_eos=True)
             try:
                 handle = self._mux.submit(
@@ -253,8 +241,7 @@ class _Loop:
             self._served.stopped = self._watch.verdict(now_s, self._first_s)
             if self._served.stopped:
                 return True
-        is_over = not self._drain and self._submitted == len(self._records)
-        return is_over and now_s > self._served.end_s and self._all_began(now_s)
+        return not self._drain and now_s > self._served.end_s and self._all_began(now_s)
 
     def _all_began(self, now_s: float) -> bool:
         """Whether every request has its first token, or can only be late."""

@@ -114,7 +114,6 @@ class SimSession:
         log = StepLog()
         self.mux: Multiplexer = Multiplexer(executor, policy=policy, timeline=timeline, log=log)
         self.times: TokenTimes | None = _LogTimes(log)
-        self.ahead: int | None = None
         self._keep = keep
         self._page_size = sizes.page_size
 
