@@ -60,10 +60,10 @@ def key_of(item: GemmMeasurement) -> CellKey:
 
 
 def usable(measurements: Sequence[GemmMeasurement]) -> list[GemmMeasurement]:
-    """Uncontended results of our own kernels; of repeats the last."""
+    """Results of our own kernels; of repeats the last."""
     others, last = LIBRARIES + OPTIONAL, dict[tuple[Any, ...], GemmMeasurement]()
     for item in measurements:
-        if item.error is None and not item.contended and item.config.kernel not in others:
+        if item.error is None and item.config.kernel not in others:
             last[key_of(item), item.config] = item
     return list(last.values())
 

@@ -65,7 +65,6 @@ _operator_options = stacked(
         show_default=True,
         help="By a partition, or by num_sms= alone.",
     ),
-    click.option("--contended", is_flag=True, help="Beside a memory-bound neighbour."),
     click.option("--quick", is_flag=True, help="A few cells only: seconds of GPU time."),
     click.option(
         "--raw",

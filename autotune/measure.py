@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from math import nan
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from smkern.autotune.places import memory_bound_neighbour
 from smkern.autotune.raw import Measurement
 from smkern.errors import SmkernError
 from smkern.measure.partitions import Place
@@ -86,7 +84,7 @@ class Tuner(ABC, Generic[P, C]):
         """After a launch that failed or was wrong; calls made before stay in use."""
 
     def measure(
-        self, problem: P, place: Place, wanted: Mapping[C, float], *, contended: bool = False
+        self, problem: P, place: Place, wanted: Mapping[C, float]
     ) -> list[Measurement[P, C]]:
         """The times of the configurations in `place`, in their order.
 
@@ -94,7 +92,6 @@ class Tuner(ABC, Generic[P, C]):
             problem: What the operands are for.
             place: A partition, or the whole device.
             wanted: Configurations and the times that a model predicts, us.
-            contended: Beside a memory-bound neighbour on the complement partition.
         """
         errors: dict[C, str] = {}
         calls: dict[C, Call] = {}
@@ -113,8 +110,7 @@ class Tuner(ABC, Generic[P, C]):
             else:
                 errors[config] = message
                 self.recover(problem, place)
-        with memory_bound_neighbour(place.neighbour_stream) if contended else nullcontext():
-            timings = time_candidates(calls, place, min(wanted.values(), default=1.0), errors)
+        timings = time_candidates(calls, place, min(wanted.values(), default=1.0), errors)
         found = []
         for config, predicted_us in wanted.items():
             timing = timings.get(config)
@@ -122,8 +118,7 @@ class Tuner(ABC, Generic[P, C]):
             message = errors.get(config, "not measured") if timing is None else None
             found.append(
                 Measurement(
-                    problem, place.budget, config, us, noise, predicted_us, message, contended,
-                    self.name,
+                    problem, place.budget, config, us, noise, predicted_us, message, self.name
                 )
             )  # fmt: skip
         return found

@@ -59,14 +59,12 @@ class Pipeline:
         workers: Processes that compile.
         wanted: A job's configurations and their predicted times, us; none: it is left out.
         keep: Takes what was measured; False: nothing ran.
-        contended: Beside a memory-bound neighbour.
     """
 
     stop: Stop
     workers: int
     wanted: Callable[[Job, Profile], Wanted]
     keep: Callable[[Job, Found], bool]
-    contended: bool = False
 
     def run(self, jobs: Sequence[Job]) -> int:
         """Measure in this order, but cells of a chunk that share operands together.
@@ -141,7 +139,7 @@ class Pipeline:
             if self.stop.why is not None:
                 return
             if wanted:
-                found = tuner.measure(job.problem, job.place, wanted, contended=self.contended)
+                found = tuner.measure(job.problem, job.place, wanted)
                 if not self.keep(job, found):
                     error = next(item.error for item in found if item.error is not None)
                     click.echo(f"{job.case.name} on {job.budget}: {error}", err=True)

@@ -29,8 +29,7 @@ C = TypeVar("C")
 class Measurement(Generic[P, C]):
     """One candidate's result in one cell. `us` is NaN where it failed, then `error` says how.
 
-    `contended`: a memory-bound neighbour ran on the complement partition meanwhile. `op` is the
-    operator's name.
+    `op` is the operator's name.
     """
 
     problem: P
@@ -40,7 +39,6 @@ class Measurement(Generic[P, C]):
     noise: float
     predicted_us: float
     error: str | None = None
-    contended: bool = False
     op: str = "gemm"
 
     def to_json(self) -> dict[str, Any]:
@@ -58,8 +56,6 @@ class Measurement(Generic[P, C]):
             default = DEFAULT_CONFIG if isinstance(config, GemmConfig) else type(config)()
             row["config"] = cells.config_to_json(config, default)
         row["predicted_us"] = round(self.predicted_us, 3)
-        if self.contended:
-            row["contended"] = True
         if self.error is not None:
             return row | {"error": self.error}
         return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
@@ -104,7 +100,6 @@ def load(path: Path) -> list[GemmMeasurement]:
                     float(row.get("noise", "nan")),
                     float(row["predicted_us"]),
                     row.get("error"),
-                    bool(row.get("contended", False)),
                 )
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -51,7 +51,6 @@ def tune_operator(
     *,
     op: str,
     confined: str,
-    contended: bool,
     raw_path: Path | None,
     **options: Any,
 ) -> None:
@@ -71,12 +70,11 @@ def tune_operator(
         _describe(jobs([Place(budget, None) for budget in budgets]), profile)
         return
     gpu = device_info().name
-    name = f"{family.name}-contended" if contended else family.name
-    path = asked.out or user_path(gpu, name)
+    path = asked.out or user_path(gpu, family.name)
     tables = Tables(gpu, lambda _: path, raw_path=raw_path or path.with_suffix(".raw.jsonl"))
     with Stop(asked.seconds) as stop:
-        tuning = _Run(asked, tables, stop, contended=contended)
-        with opened(counts, modes, contended=contended) as places:
+        tuning = _Run(asked, tables, stop)
+        with opened(counts, modes) as places:
             tuning.measure(jobs(places), f"{path}; every candidate in {tables.raw_path}")
 
 
@@ -129,7 +127,6 @@ class _Run:
     asked: Settings
     tables: Tables
     stop: Stop
-    contended: bool = False
 
     def measure(self, jobs: Sequence[Job], where: str) -> None:
         """The jobs that the tables lack (`fresh`: all); whatever ends it, the tables have them.
@@ -142,7 +139,7 @@ class _Run:
         tables, fresh = self.tables, self.asked.fresh
         todo = [x for x in jobs if not tables.has(x) or fresh]
         click.echo(f"{len(todo)} cells to measure, {len(jobs) - len(todo)} are in the table")
-        tables.meta = collect_meta() | {"contended": self.contended}
+        tables.meta = collect_meta()
         pipeline = self._pipeline(Job.wanted, tables.keep)
         try:
             left = pipeline.run(todo)
@@ -163,4 +160,4 @@ class _Run:
         report(check.compared)
 
     def _pipeline(self, wanted: Any, keep: Any) -> Pipeline:
-        return Pipeline(self.stop, self.asked.workers, wanted, keep, self.contended)
+        return Pipeline(self.stop, self.asked.workers, wanted, keep)

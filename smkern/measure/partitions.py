@@ -24,15 +24,13 @@ ATOM_OF: dict[Placement, int] = {"spread": 2, "default": 8}
 class Place:
     """A stream and the budget of its partition.
 
-    `placement` and `partition` are None on the whole device; `neighbour_stream` covers the rest of
-    the device, where a neighbour may run on it.
+    `placement` and `partition` are None on the whole device.
     """
 
     budget: Budget
     stream: Any
     placement: Placement | None = None
     partition: Partition | None = None
-    neighbour_stream: Any | None = None
 
     @property
     def num_sms(self) -> int:

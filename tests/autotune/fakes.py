@@ -16,8 +16,8 @@ from smkern.measure.partitions import Place
 META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
 
 
-def place(num_sms: int, *, whole: int = 132, neighbour: Any = None) -> Place:
-    return Place(Budget(num_sms, "mask", num_sms > whole // 2), None, neighbour_stream=neighbour)
+def place(num_sms: int) -> Place:
+    return Place(Budget(num_sms, "mask", num_sms > 66), None)
 
 
 @dataclass
@@ -63,9 +63,9 @@ class FakeDevice:
 
         return replace(family, dispatcher=lambda index: dispatcher, tuner=tuner, tasks=tasks)
 
-    def measure(self, problem: Any, where: Any, wanted: Any, *, contended: bool) -> Any:
+    def measure(self, problem: Any, where: Any, wanted: Any) -> Any:
         self.now_s += self.cell_s
-        self.log.append(("cell", where.budget.num_sms, contended))
+        self.log.append(("cell", where.budget.num_sms))
         failed = where.budget.num_sms in self.failing
         found = []
         for index, (config, predicted_us) in enumerate(wanted.items()):
@@ -73,7 +73,7 @@ class FakeDevice:
             found.append(
                 Measurement(
                     problem, where.budget, config, nan if failed else us, 0.0, predicted_us,
-                    "no luck" if failed else None, contended,
+                    "no luck" if failed else None,
                 )
             )  # fmt: skip
         if self.after_cell:
@@ -105,12 +105,11 @@ class FakeCompiler:
 
 
 def fake_opened(device: FakeDevice) -> Any:
-    """Places of 16 and of 100 SMs, the larger without a neighbour; others are not there."""
+    """Places of 16 and of 100 SMs; others are not there."""
 
     @contextmanager
-    def opened(budgets: Any, confined: Any, *, contended: bool) -> Any:
-        there = [place(16, neighbour="s"), place(100)]
-        yield [x for x in there if x.neighbour_stream or not contended]
+    def opened(budgets: Any, confined: Any) -> Any:
+        yield [place(16), place(100)]
 
     return opened
 

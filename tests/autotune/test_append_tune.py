@@ -60,7 +60,7 @@ def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
     dispatcher = Dispatcher(profile, ops, cuda)
     stream = cuda.new_stream()
     stream.cuda_stream = 0
-    place = SimpleNamespace(budget=Budget(16, "grid"), stream=stream, neighbour_stream=None)
+    place = SimpleNamespace(budget=Budget(16, "grid"), stream=stream)
     problem = problem_of_case(ops)
     wanted = append.FAMILY.wanted(problem, place.budget, profile)
     _, dispatcher.wrong, *_ = wanted

@@ -20,9 +20,7 @@ from smkern.tuning.attention.shapes import AttentionConfig, Budget
 
 DEFAULT, OTHER, WRONG, TURNED, REFUSED = (AttentionConfig("cuda", teams=n) for n in range(1, 6))
 SPEED = {DEFAULT: 20.0, OTHER: 10.0}
-PLACE = SimpleNamespace(
-    budget=Budget(32, "mask", False), stream=SimpleNamespace(cuda_stream=7), neighbour_stream=None
-)
+PLACE = SimpleNamespace(budget=Budget(32, "mask", False), stream=SimpleNamespace(cuda_stream=7))
 
 
 @dataclass

@@ -41,12 +41,11 @@ def test_fit_predicts_the_imagined_device(measurements, profile, truth):
     assert after <= min(before, possible + 0.003)
 
 
-def test_failed_contended_and_library_results_are_not_fitted_to(measurements):
+def test_failed_and_library_results_are_not_fitted_to(measurements):
     one = measurements[0]
     left = fit.usable(
         [
             replace(one, error="wrong result"),
-            replace(one, contended=True),
             replace(one, config=constraints.CUBLASLT),
             replace(one, us=1.0),
             replace(one, us=2.0),

@@ -86,9 +86,7 @@ def tuner():
     return dispatcher.gemm_tuner
 
 
-PLACE = SimpleNamespace(
-    budget=Budget(16, "mask", False), stream=SimpleNamespace(cuda_stream=77), neighbour_stream=None
-)
+PLACE = SimpleNamespace(budget=Budget(16, "mask", False), stream=SimpleNamespace(cuda_stream=77))
 
 
 def candidates(*configs):

@@ -124,7 +124,7 @@ def tuner_of(tuned: Tuned, dispatcher: Any, cuda: FakeCuda) -> tuple[Any, Any]:
     tuner = tuned.family.tuner([tuned.case], dispatcher, "cpu")
     dispatcher.tuner, stream = tuner, cuda.new_stream()
     stream.cuda_stream = 0
-    return tuner, SimpleNamespace(budget=Budget(16, "mask"), stream=stream, neighbour_stream=None)
+    return tuner, SimpleNamespace(budget=Budget(16, "mask"), stream=stream)
 
 
 @EACH

@@ -65,14 +65,14 @@ def fake_device(monkeypatch):
 
 def test_large_budgets_are_complements_of_small_ones(fake_device):
     fake_device()
-    with opened([16, 100, 132, 32], ("mask",), contended=False) as found:
+    with opened([16, 100, 132, 32], ("mask",)) as found:
         assert FakeLadder.made.rungs == [16, 32]
         whole, *parts = found
-        assert (whole.budget, whole.neighbour_stream) == (Budget(132, "mask", True), None)
-        assert {(p.budget.num_sms, p.stream, p.neighbour_stream) for p in parts} == {
-            (16, "decode of 16", "prefill of 16"),
-            (32, "decode of 32", "prefill of 32"),
-            (100, "prefill of 32", "decode of 32"),
+        assert whole.budget == Budget(132, "mask", True)
+        assert {(p.budget.num_sms, p.stream) for p in parts} == {
+            (16, "decode of 16"),
+            (32, "decode of 32"),
+            (100, "prefill of 32"),
         }
         assert {p.budget.clusters for p in parts if p.budget.num_sms > 66} == {True}
     assert FakeLadder.made.closed
@@ -80,22 +80,16 @@ def test_large_budgets_are_complements_of_small_ones(fake_device):
 
 def test_a_budget_that_is_not_granted_exactly_is_left_out(fake_device, capsys):
     fake_device(generous=[16])
-    with opened([15, 16, 32], ("mask",), contended=False) as found:
+    with opened([15, 16, 32], ("mask",)) as found:
         assert [p.budget.num_sms for p in found] == [32]
     assert "no partition of [15, 16] SMs on this device: left out" in capsys.readouterr().out
 
 
 def test_without_masks_all_share_a_plain_stream(fake_device):
     fake_device()
-    with opened([16, 132], ("grid",), contended=False) as found:
+    with opened([16, 132], ("grid",)) as found:
         assert {p.budget for p in found} == {Budget(16, "grid", True), Budget(132, "mask", True)}
         assert len({id(p.stream) for p in found}) == 1
-
-
-def test_beside_a_neighbour_there_must_be_room_for_one(fake_device):
-    fake_device()
-    with opened([32, 66, 132], ("mask",), contended=True) as found:
-        assert [p.budget.num_sms for p in found] == [32]
 
 
 def test_a_servers_sides_are_those_of_the_default_ladder(fake_device):
@@ -103,7 +97,7 @@ def test_a_servers_sides_are_those_of_the_default_ladder(fake_device):
     with ladder_sides() as sides:
         assert [p.budget.num_sms for p in sides.decode] == [8, 64, 120]
         assert [p.budget.num_sms for p in sides.prefill] == [124, 68, 12]
-        assert sides.decode[1].neighbour_stream == sides.prefill[1].stream
+        assert sides.prefill[1].stream == "prefill of 64"
         assert sides.whole.budget == Budget(132, "mask", True)
         some = sides.only([64, 12])
         assert [p.budget.num_sms for p in (*some.decode, *some.prefill)] == [64, 12]

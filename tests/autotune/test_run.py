@@ -39,11 +39,11 @@ class Bench:
         gpu = SimpleNamespace(name=profile.info.name)
         monkeypatch.setattr(run, "device_info", lambda: gpu)
 
-    def tune(self, *, contended=False, seconds=float("inf"), fresh=False):
+    def tune(self, *, seconds=float("inf"), fresh=False):
         self.device.log.clear()
         out = self.folder / "table.json"
         asked = run.Settings(None, fresh, False, out, 1, seconds)
-        run.tune_operator(asked, op=self.op, confined="mask", contended=contended, raw_path=None)
+        run.tune_operator(asked, op=self.op, confined="mask", raw_path=None)
         return list(self.device.log)
 
     def saved(self):
@@ -58,7 +58,7 @@ def bench(request, profile, tmp_path, monkeypatch):
 def test_a_case_after_the_other_and_one_table(bench, capsys):
     events = bench.tune()
     first, second = (case.name for case in bench.cases)
-    cells = [("cell", 16, False), ("cell", 100, False)]
+    cells = [("cell", 16), ("cell", 100)]
     apart = [("tuner", first), *cells, ("trim",), ("tuner", second), *cells, ("trim",)]
     together = [("tuner", first, second), *cells, *cells, ("trim",)]
     measured = [event for event in events if event[0] not in ("compile", "compiler closed")]
@@ -69,7 +69,6 @@ def test_a_case_after_the_other_and_one_table(bench, capsys):
     assert "4 cells in " in out
     assert "every candidate in " in out
     assert len(bench.saved().cells) == 4
-    assert bench.saved().meta["contended"] is False
     assert len((bench.folder / "table.raw.jsonl").read_text().splitlines()) >= 4
 
 
@@ -153,9 +152,3 @@ def test_a_cell_where_nothing_ran_is_said_and_left_out(bench, capsys):
     assert [line.split(":")[-1] for line in error.splitlines()] == [" no luck", " no luck"]
     assert bench.cases[0].name in error
     assert {key.num_sms for key in bench.saved().cells} == {16}
-
-
-def test_contended_takes_places_with_a_neighbour(bench):
-    bench.tune(contended=True)
-    assert [x for x in bench.device.log if x[0] == "cell"] == [("cell", 16, True)] * 2
-    assert bench.saved().meta["contended"] is True

@@ -63,11 +63,9 @@ def test_the_record_can_be_fitted(tuned):
     assert "fitted: 4 cells" in result.output
 
 
-def test_beside_a_neighbour_and_without_a_mask(tmp_path):
-    output = tune(tmp_path, "--contended", "--ms", "16", "--budgets", "32")
-    assert "1 cells in" in output
-    assert raw.load(tmp_path / "raw.jsonl")[0].contended
-    output = tune(tmp_path, "--confined", "grid", "--ms", "300", "--budgets", "32", "--fresh")
+def test_without_a_mask(tmp_path):
+    assert "1 cells in" in tune(tmp_path, "--ms", "16", "--budgets", "32")
+    tune(tmp_path, "--confined", "grid", "--ms", "300", "--budgets", "32", "--fresh")
     table = GEMM_FAMILY.file(tmp_path / "gemm.json").load()
     assert {key.confined for key in table.cells} == {"mask", "grid"}
 
