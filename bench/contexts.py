@@ -6,8 +6,7 @@ smkern's own are made by `smkern.partition`; these are what they are held agains
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +27,13 @@ class Green:
 
     Args:
         num_sms: what was granted.
-        stream: a torch stream; work goes on it inside `entered()`.
-        entered: a context manager in which the stream is what it says. Only torch's older green
-            contexts need one: they are made current.
+        stream: a torch stream.
         release: what `close` does.
         keep: what must live as long as this.
     """
 
     num_sms: int
     stream: Any
-    entered: Callable[[], AbstractContextManager[Any]] = nullcontext
     release: Callable[[], None] = lambda: None
     keep: Any = None
 
@@ -80,7 +76,7 @@ class Driver:
         return self.create(groups[:1])
 
     def torch_green(self, num_sms: int) -> Green:
-        """torch's green context: by its stream where this torch gives one, else made current.
+        """torch's green context and its stream.
 
         Raises:
             DeviceError: this torch has none.
@@ -90,28 +86,9 @@ class Driver:
         if not getattr(green_contexts, "SUPPORTED", False):
             raise DeviceError(f"torch {torch.__version__} was built without green contexts")
         context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=0)
-        cuda = self._cuda
-        if hasattr(context, "Stream"):
-            stream = context.Stream()
-            granted = cuda.stream_num_sms(stream.cuda_stream)
-            return Green(granted or device_info(0).num_sms, stream, keep=context)
-
-        @contextmanager
-        def entered() -> Iterator[None]:
-            primary = cuda.call("cuCtxGetCurrent")
-            context.set_context()
-            try:
-                yield
-            finally:
-                try:
-                    context.pop_context()
-                finally:
-                    cuda.call("cuCtxSetCurrent", primary)
-
-        with entered():
-            now = cuda.call("cuCtxGetDevResource", cuda.call("cuCtxGetCurrent"), cuda.sm)
-            stream = torch.cuda.current_stream(0)
-        return Green(int(now.sm.smCount), stream, entered, keep=context)
+        stream = context.Stream()
+        granted = self._cuda.stream_num_sms(stream.cuda_stream)
+        return Green(granted or device_info(0).num_sms, stream, keep=context)
 
 
 def candidate_orders(

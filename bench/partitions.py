@@ -111,8 +111,7 @@ class Choices:
 
     def _seen(self, name: str, green: Green) -> Green:
         """The same with the count of SMs that its work reaches, which is what it was granted."""
-        with green.entered():
-            seen = len(self.reader.sms_of(green.stream))
+        seen = len(self.reader.sms_of(green.stream))
         if seen == green.num_sms:
             return green
         self.errors[f"{name}: granted {green.num_sms} SMs"] = f"its work ran on {seen}"

@@ -68,9 +68,7 @@ def compile_reader(shape: ReaderShape, capability: tuple[int, int]) -> bytes:
 
 
 def load_kernels(cubin: bytes, names: Iterable[str]) -> dict[str, ctypes.c_void_p]:
-    """Kernels that launch in whatever context is current, or in the stream's: torch's green
-    contexts are entered by making them current, so a function of one context would not do.
-    """
+    """Kernels that launch on streams of any context."""
     lib = libcuda()
     library = ctypes.c_void_p()
     none, zero = ctypes.c_void_p(None), ctypes.c_uint(0)

@@ -25,8 +25,6 @@ def time_reads(
 ) -> dict[str, Timing]:
     """Time reads of the whole buffer from each place, by turns; us a read, a figure a round.
 
-    Launched eagerly: torch's older green contexts lose their SMs in a graph's capture.
-
     Args:
         places: name to the SMs and the stream.
         errors: where given, a place that fails is named there and left out.
@@ -52,16 +50,15 @@ def time_reads(
 def read_us(reader: Reader, place: Green) -> float:
     """Microseconds a read, with nothing else on the device."""
     torch.cuda.synchronize(reader.device)
-    with place.entered():
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        raw = place.stream.cuda_stream
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    raw = place.stream.cuda_stream
+    reader.launch(place.num_sms, raw)
+    begin.record(place.stream)
+    for _ in range(READS):
         reader.launch(place.num_sms, raw)
-        begin.record(place.stream)
-        for _ in range(READS):
-            reader.launch(place.num_sms, raw)
-        end.record(place.stream)
-        end.synchronize()
-        return 1e3 * begin.elapsed_time(end) / READS
+    end.record(place.stream)
+    end.synchronize()
+    return 1e3 * begin.elapsed_time(end) / READS
 
 
 def best_reader(places: Iterable[Green], data: Any = None) -> Reader:

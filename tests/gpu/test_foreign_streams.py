@@ -55,6 +55,6 @@ def test_torchs_own_green_contexts():
         green = Driver().torch_green(32)
     except smkern.errors.DeviceError as error:
         pytest.skip(str(error))
-    with green.entered(), torch.cuda.stream(green.stream):
+    with torch.cuda.stream(green.stream):
         assert smkern.current_num_sms() == green.num_sms == 32
     green.stream.synchronize()
