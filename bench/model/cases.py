@@ -154,7 +154,7 @@ MORE_PLANS = (
 QUICK_PLANS = (ModelPlan("qwen3-8b", (1, 64), 8192, QUICK_BUDGETS, (116, 132)),)
 
 
-def plans_named(names: Iterable[str]) -> tuple[ModelPlan, ...]:
+def plans_named(names: str | Iterable[str]) -> tuple[ModelPlan, ...]:
     """The plans of some models.
 
     Raises:

@@ -246,7 +246,7 @@ def command(
     16 to 64 SMs by twos, say) are runs of their own that add to the file: --no-overlap,
     --breakdown, --alone --budgets 16-64:2.
     """
-    plans = plans_named(models.split(",")) if models else (QUICK_PLANS if output.quick else PLANS)
+    plans = plans_named(models) if models else (QUICK_PLANS if output.quick else PLANS)
     if batches:
         plans = tuple(replace(plan, batches=tuple(batches)) for plan in plans)
     if budgets:

@@ -10,7 +10,7 @@ from typing import Any
 
 from smkern.bench.replay.oracle import ORACLE
 from smkern.bench.replay.stock import ON_STOCK
-from smkern.bench.suite import UnknownNameError
+from smkern.bench.suite import known_names
 from smkern.device import gpu_folder
 from smkern.policies import ORDERS, POLICIES
 from smkern.profile import DEFAULT, load_profile
@@ -139,40 +139,19 @@ def settings_of(policy: str, chunk: int | None = None, model: str = "") -> list[
     return found
 
 
-def known(names: Iterable[str], of: Sequence[str], what: str) -> tuple[str, ...]:
-    """Names, all of them known.
-
-    Raises:
-        UnknownNameError: naming those that are not; or there are none.
-    """
-    found = tuple(names)
-    if not found:
-        raise UnknownNameError(f"no {what} is given: name some of {', '.join(of)}")
-    unknown = [name for name in found if name not in of]
-    if unknown:
-        raise UnknownNameError(f"no {what} {', '.join(unknown)}: there is {', '.join(of)}")
-    return found
-
-
-def checked_orders(names: Iterable[str]) -> tuple[str, ...]:
-    return known(names, tuple(ORDERS), "order")
+def checked_orders(names: Sequence[str]) -> tuple[str, ...]:
+    known_names(names, ORDERS, "order")
+    return tuple(names)
 
 
 def checked_policies(
-    names: Iterable[str], among: Iterable[str] = (*POLICIES, *ON_STOCK, ORACLE)
+    names: Sequence[str], among: Iterable[str] = (*POLICIES, *ON_STOCK, ORACLE)
 ) -> tuple[str, ...]:
-    found = tuple(names)
-    known((name.split(":")[0] for name in found), tuple(among), "policy")
-    return found
+    known_names([name.split(":")[0] for name in names], among, "policy")
+    return tuple(names)
 
 
-def checked_traces(names: Iterable[str]) -> tuple[str, ...]:
-    found = tuple(names)
-    parts = [part for name in found if not Path(name).suffix for part in name.split("+")]
-    if found and not parts:
-        return found
-    try:
-        known(parts, (*FILES, *GENERATORS), "trace")
-    except UnknownNameError as error:
-        raise UnknownNameError(f"{error}; or the path of a .csv or .jsonl") from None
-    return found
+def checked_traces(names: Sequence[str]) -> tuple[str, ...]:
+    parts = [part for name in names if not Path(name).suffix for part in name.split("+")]
+    known_names(parts, (*FILES, *GENERATORS), "trace without .csv or .jsonl")
+    return tuple(names)

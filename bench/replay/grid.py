@@ -207,7 +207,7 @@ TRACES_OPTION = click.option(
 
 def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
     """Names of a comma-separated option."""
-    return tuple(default) if word is None else tuple(x.strip() for x in word.split(",") if x)
+    return tuple(default) if word is None else tuple(x.strip() for x in word.split(","))
 
 
 @suite_command(

@@ -137,7 +137,7 @@ GAP_RUNG = 40
 IDLE_CHUNK = 256
 
 
-def plans_named(names: Iterable[str]) -> tuple[RuntimePlan, ...]:
+def plans_named(names: str | Iterable[str]) -> tuple[RuntimePlan, ...]:
     """The plans of some models.
 
     Raises:

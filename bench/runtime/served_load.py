@@ -14,12 +14,11 @@ from smkern.bench.runtime.rows import of
 from smkern.bench.runtime.search import last_kept
 from smkern.bench.runtime.watch import Watched, Workload
 from smkern.bench.runtime.workload import Sizes, open_executor
-from smkern.bench.suite import known_names
 from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
 from smkern.measure.sm_clock import Clock, clock_on
 from smkern.models import Weights
-from smkern.policies import POLICIES, Chunked, Policy, StaticSplit
+from smkern.policies import Chunked, Policy, StaticSplit
 from smkern.replay.named import policy_named
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.sizes import FIRST_CONTEXT
@@ -113,9 +112,6 @@ class ServedLoad:
             name: The policy, as `smkern.policies.POLICIES` has it.
             limit_ms: TBT limit, in 99 of 100 steps.
             seconds: Duration of the watch.
-
-        Raises:
-            UnknownNameError: no such policy.
         """
         settings = self.settings(name)
         if not settings:
@@ -184,17 +180,6 @@ class ServedLoad:
         if self._meter is None and self.executor.pool.device.type == "cuda":
             self._meter = power_meter(self.executor.pool.device.index or 0)
         return self._meter
-
-
-def policies_named(names: str | None) -> tuple[str, ...]:
-    """Policies by name, `chunked,adaptive`; where none is named those that are compared as a rule.
-
-    Raises:
-        UnknownNameError: one that there is not.
-    """
-    if names is None:
-        return COMPARED
-    return known_names(names, POLICIES, "policy")
 
 
 def sizes_of(plan: RuntimePlan, sizes: Sizes = SIZES) -> Sizes:

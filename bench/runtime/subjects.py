@@ -40,7 +40,6 @@ from smkern.bench.runtime.rows import of
 from smkern.bench.runtime.served_load import COMPARED, SERVED_S, ServedLoad, open_load
 from smkern.bench.runtime.steady import alone, gaps, multiplexed, paced
 from smkern.bench.runtime.switch import switch_cells
-from smkern.bench.suite import UnknownNameError, known_names
 from smkern.models import Weights, preset
 
 PAUSE = 1.2
@@ -217,23 +216,3 @@ SUBJECTS: dict[str, Callable[[Tasks], Iterable[Task]]] = {
     "served": _served,
 }
 """Name to its tasks, in the order in which they are run."""
-NOW_TESTS = {
-    "tokens": "tests/gpu/runtime/test_bit_equal.py",
-    "soak": "tests/gpu/runtime/test_soak.py",
-}
-"""Rows of the suite's file that tests measure, by the subject that they were."""
-
-
-def subjects_named(only: str | None) -> tuple[str, ...]:
-    """The subjects of that name, all where none is given.
-
-    Raises:
-        UnknownNameError: a name that is no subject's.
-    """
-    for name in (only or "").split(","):
-        if name in NOW_TESTS:
-            raise UnknownNameError(
-                f"{name!r} is measured by a test: SMKERN_RESULTS=<results file> python -m pytest "
-                f"{NOW_TESTS[name]}, in a checkout; there are {', '.join(SUBJECTS)} here"
-            )
-    return known_names(only or None, SUBJECTS, "subject")

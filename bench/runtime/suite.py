@@ -17,12 +17,13 @@ from smkern.bench.rows import has_cell
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
 from smkern.bench.runtime.rounds import Rounds
 from smkern.bench.runtime.rows import gains, renew, summarize
-from smkern.bench.runtime.served_load import COMPARED, SERVED_S, policies_named
-from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks, subjects_named
-from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, suite_command
+from smkern.bench.runtime.served_load import COMPARED, SERVED_S
+from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
+from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, known_names, suite_command
 from smkern.device import device_info
 from smkern.measure.options import IntList
 from smkern.measure.timing import first_line
+from smkern.policies import POLICIES
 
 Item = tuple[RuntimePlan, Task, int]
 """A model, one of its tasks, and the number of the round, from 1."""
@@ -179,8 +180,8 @@ def command(
     again: bool,
 ) -> None:
     """Measure decode beside prefill against chunked prefill, and what the runtime costs."""
-    plans = plans_named(models.split(",")) if models else PLANS
-    subjects = subjects_named(only)
+    plans = plans_named(models) if models else PLANS
+    subjects = known_names(only or None, SUBJECTS, "subject")
     plans = tuple(
         replace(
             plan,
@@ -190,7 +191,7 @@ def command(
         )
         for plan in plans
     )
-    serve = policies_named(policies)
+    serve = known_names(policies, POLICIES, "policy") if policies else COMPARED
     steady_s, served_s = (0.5, 2.0) if output.quick else (seconds or 1.0, seconds or SERVED_S)
     device_info()  # without a GPU an error, before a file is made
     results = output.open()

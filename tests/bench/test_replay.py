@@ -78,7 +78,7 @@ def test_a_larger_model_leaves_less_for_kv() -> None:
 
 @pytest.mark.parametrize("check", [checked_policies, checked_traces])
 def test_names_that_nobody_knows(check) -> None:
-    with pytest.raises(UnknownNameError, match=r"best.*there is"):
+    with pytest.raises(UnknownNameError, match=r"best.*there are"):
         check(["best"])
 
 

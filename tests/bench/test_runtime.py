@@ -173,12 +173,6 @@ def test_no_subject_by_that_name(tmp_path):
     assert "no subject is named 'speed'; there are queues," in str(result.exception)
 
 
-def test_what_became_a_test_is_named():
-    result = CliRunner().invoke(suite.command, ["--only", "soak"])
-    assert result.exit_code == 1
-    assert "python -m pytest tests/gpu/runtime/test_soak.py" in str(result.exception)
-
-
 @pytest.mark.parametrize("provider", ["smkern", "stock"])
 def test_the_mixed_forward_computes_what_a_prompt_alone_does(small, provider):
     steps = small_steps(provider, small_model(), PLAN, HostStamps())

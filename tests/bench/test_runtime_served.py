@@ -12,10 +12,9 @@ from smkern.bench.results import load_results
 from smkern.bench.runtime import served_load, suite
 from smkern.bench.runtime.cases import PLANS, RuntimePlan
 from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells
-from smkern.bench.runtime.served_load import ServedLoad, open_load, policies_named
+from smkern.bench.runtime.served_load import ServedLoad, open_load
 from smkern.bench.runtime.watch import WatchError, Workload, tokens_within
 from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
-from smkern.bench.suite import UnknownNameError
 from smkern.latency import Chunk, Size
 from smkern.models import Weights
 from smkern.policies import Chunked, StaticSplit
@@ -203,12 +202,6 @@ def test_any_policy_is_told_its_limit(name):
     assert "50" in cell["how"]
     assert cell["tokens_per_ms"] > 0
     assert "setting" not in cell
-
-
-def test_no_policy_by_that_name():
-    with pytest.raises(UnknownNameError, match="'fastest'; there are chunked"):
-        policies_named("chunked,fastest")
-    assert policies_named(None)[:2] == ("chunked", "static_split")
 
 
 def test_memory_of_graphs_of_which_a_cpu_has_none():
