@@ -141,14 +141,12 @@ def case_of(m: int, n: int, k: int, kind: Kind) -> ScaledCase:
     return ScaledCase(ScaledProblem(m, n, k, blocks=kind == "fp8-block"))
 
 
-def cases_of(
-    shapes: Sequence[tuple[int, int]], rows: Sequence[int], kinds: Sequence[bool] = (True, False)
-) -> list[ScaledCase]:
+def cases_of(shapes: Sequence[tuple[int, int]], rows: Sequence[int]) -> list[ScaledCase]:
     """All cases, what shares operands together."""
     return [
         ScaledCase(ScaledProblem(m, n, k, blocks=blocks))
         for n, k in shapes
-        for blocks in kinds
+        for blocks in (True, False)
         for m in rows
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -114,12 +114,6 @@ class ModelPlan:
     def beside_prefill(self, batch: int) -> str:
         """What a prefill has beside it."""
         return f"decode {batch}x{CONTEXT}"
-
-    def decode(self, *, overlaps: Sequence[bool] = (True, False)) -> Iterator[DecodeCase]:
-        """The steps measured alone."""
-        for batch in self.batches:
-            for overlap in overlaps:
-                yield DecodeCase(self.model, batch, overlap=overlap)
 
     @property
     def prompt(self) -> PrefillCase:

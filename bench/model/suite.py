@@ -108,7 +108,8 @@ class Tasks:
                 continue
             beside = self.overlap and not self.alone and num_sms < total
             other = self.partitions.at(total - num_sms) if beside else None
-            for case in plan.decode(overlaps=(self.overlap,)):
+            for batch in plan.batches:
+                case = DecodeCase(plan.model, batch, overlap=self.overlap)
                 yield Task(DECODE, case, place, methodcaller("decode", case, place, other))
 
     def _prefills(self, plan: ModelPlan) -> Iterator[Task]:

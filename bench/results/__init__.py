@@ -35,8 +35,8 @@ COMMITTED = gpu_folder("NVIDIA H200")
 
 
 _SUITE = re.compile(r"\bbench[ .]([a-z][a-z0-9-]*)")
-_JOINED = {"replay-confirm": "replay", "append": "ops"}
-"""Suites that add to another's file; that of the append is a part of it now."""
+_JOINED = {"replay-confirm": "replay"}
+"""Suites that add to another's file."""
 SUMMARIES = {
     "attention": "attention.rows", "ceilings": "ceiling_rows", "cliffs": "cliffs",
     "cutlass": "cutlass", "engines": "engines.rows", "fp8": "fp8_rows", "gemm": "gemm_rows",

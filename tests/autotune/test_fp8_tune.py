@@ -30,7 +30,7 @@ def test_the_models_choice_comes_first_and_other_tiles_get_a_chance():
 
 def test_rows_of_a_shape_share_their_operands(monkeypatch):
     monkeypatch.setattr(fp8, "sets_for", lambda *_, **__: 2)
-    cases = fp8.cases_of([(256, 384)], [5, 40], kinds=[True])
+    cases = fp8.cases_of([(256, 384)], [5, 40])[:2]
     assert len({case.operands for case in cases}) == 1
     tuner = fp8.ScaledTuner(cases, offline_dispatcher(H200), "cpu")
     small, large = (case.problem for case in cases)

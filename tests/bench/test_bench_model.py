@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smkern.bench.model import measure, prompt, suite
-from smkern.bench.model.cases import ModelPlan
+from smkern.bench.model.cases import DecodeCase, ModelPlan
 from smkern.bench.model.floor import floor_us
 from smkern.bench.model.measure import Measurer
 from smkern.bench.model.model import Model
@@ -92,7 +92,7 @@ def test_logits_must_be_finite(model, partitions):
 
 
 def test_a_decode_step_alone_and_beside_a_prompt(model, partitions):
-    case = next(iter(PLAN.decode(overlaps=(True,))))
+    case = DecodeCase(PLAN.model, 1)
     cells = list(measurer(model).decode(case, partitions.at(16), partitions.at(116)))
     assert [(c["op"], c["case"]["beside"], c["num_sms"]) for c in cells] == [
         ("decode_step", None, 16),
@@ -113,7 +113,7 @@ def test_a_decode_step_alone_and_beside_a_prompt(model, partitions):
 
 def test_what_fails_beside_a_prompt_leaves_the_step_alone(model, partitions, monkeypatch):
     monkeypatch.setattr(Model, "prefill_step", lambda self: 1 / 0)
-    case = next(iter(PLAN.decode(overlaps=(True,))))
+    case = DecodeCase(PLAN.model, 1)
     alone, beside = measurer(model).decode(case, partitions.at(16), partitions.at(116))
     assert alone["us"] == 20_000.0
     assert beside["error"] == "ZeroDivisionError: division by zero"
@@ -141,7 +141,7 @@ def test_the_breakdown_times_each_operator(model, partitions, cuda, monkeypatch)
         return {name: Timing((10.0,)) for name in cases}
 
     monkeypatch.setattr(measure, "time_interleaved", timed)
-    case = next(iter(PLAN.decode(overlaps=(True,))))
+    case = DecodeCase(PLAN.model, 1)
     cells = list(measurer(model).breakdown(case, partitions.at(16)))
     counts = {cell["case"]["kernel"]: cell["count"] for cell in cells}
     assert (counts["qkv"], counts["head"], counts["plan"]) == (2, 1, 1)
@@ -177,7 +177,7 @@ def test_a_model_in_fp8(partitions, cache):
     assert {x.dtype for x in model.caches.layers[0]} == {
         torch.float8_e4m3fn if cache else torch.float32
     }
-    case = next(iter(plan.decode(overlaps=(True,))))
+    case = DecodeCase(plan.model, plan.batches[0])
     alone, *_ = measurer(model).decode(case, partitions.at(16), None)
     kernels = kernels_of(
         model.config, case.forward.load, l2_bytes=PROFILE.info.l2_bytes, cache_bytes=2 - cache

@@ -57,7 +57,7 @@ def cells() -> list[Cell]:
 
 def test_cases():
     plan = PLANS[0]
-    assert [case.batch for case in plan.decode(overlaps=(True,))] == [1, 32, 64, 128]
+    assert plan.batches == (1, 32, 64, 128)
     assert DecodeCase("qwen3-8b", 64).about == {
         "model": "qwen3-8b", "batch": 64, "context": 2048, "beside": None, "overlap": True,
     }  # fmt: skip
