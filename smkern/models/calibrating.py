@@ -56,7 +56,7 @@ def calibrate_kv(weights: Weights, prompts: Sequence[Sequence[int]]) -> Weights:
     longest = _longest(weights, prompts)
     decoder = Decoder(weights.config, weights, max_position=longest)
     activations = ActivationBuffers(weights.config, longest, 1, decoder.device)
-    most = torch.zeros(weights.config.num_layers, 2, device=decoder.device)
+    most = torch.zeros(weights.config.num_layers, 2, dtype=torch.float32, device=decoder.device)
     for prompt in prompts:
         torch.maximum(most, _largest(decoder, activations, prompt), out=most)
     if not bool(most.isfinite().all()):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -17,3 +20,14 @@ def misplaced(x: Tensor) -> Tensor:
 
 def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """As engines have it while they make layers and process their weights: the model's."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -13,6 +13,7 @@ import smkern
 from smkern.errors import ArgumentError
 from smkern.ops.fp8.scales import check_fp8_capability
 from smkern.ops.reference.fp8 import dequantize
+from tests.ops.tensors import default_dtype
 
 E4M3 = torch.float8_e4m3fn
 PAIRS = {
@@ -330,12 +331,8 @@ def test_calls_to_come_are_checked():
 
 def test_scales_of_calls_to_come_are_fp32_whatever_the_default_dtype_is():
     """Engines load models with the model's dtype as the default, and warm up meanwhile."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
+    with default_dtype(torch.bfloat16):
         calls = smkern.Fp8Calls(static=[256], experts=[(4, 128, 256, True)], permuted=[(256, 4, 2)])
-    finally:
-        torch.set_default_dtype(before)
     assert calls.static == [256]
 
 

@@ -103,7 +103,7 @@ class AttentionCalls:
         """A merge of two states of a token, on tensors of its own."""
         states = (2, 1, self.num_q_heads, self.head_dim)
         outs = room(states, self.dtype, aligned, device)
-        return [(MERGE, Merge(outs, torch.zeros(states[:3], device=device)))]
+        return [(MERGE, Merge(outs, torch.zeros(states[:3], dtype=torch.float32, device=device)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +181,10 @@ def launch_once(
     q = room(heads, DTYPES[problem.dtype], aligned, device)
     out = torch.empty(heads, dtype=FP8 if problem.scaled else q.dtype, device=device)
     columns = shape.num_q_heads * shape.head_dim // FP8_BLOCK
-    out_scale = torch.empty(shape.max_tokens, columns, device=device)
+    out_scale = torch.empty(shape.max_tokens, columns, dtype=torch.float32, device=device)
     caches = torch.empty(2, *pages, dtype=DTYPES[problem.cache_dtype], device=device)
     table = torch.zeros(shape.batch, shape.max_kv_len, dtype=torch.int32, device=device)
-    sinks = torch.zeros(shape.num_q_heads, device=device)
+    sinks = torch.zeros(shape.num_q_heads, dtype=torch.float32, device=device)
     kv_lens = torch.full((shape.batch,), shape.max_kv_len, dtype=torch.int32, device=device)
     starts = torch.full((shape.batch + 1,), shape.max_tokens, dtype=torch.int32, device=device)
     starts[0] = 0

@@ -14,6 +14,7 @@ from smkern.integrations import vllm as ours
 from smkern.ops.reference import fp8
 from tests.gpu.engines.vllm_models import CHANNELS
 from tests.integrations.vllm import linear_stubs, stubs
+from tests.ops.tensors import default_dtype
 
 STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 INPUT_SCALE = 8 / 448
@@ -55,7 +56,7 @@ def test_a_layer_is_captured_without_a_load_and_right(
         weight = load(layer, [k * torch.randn(n, COLUMNS) for k, n in enumerate(PARTS, 1)], how)
         bias = torch.randn(sum(PARTS)).bfloat16() if has_bias else None
         layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        with linear_stubs.default_dtype(torch.bfloat16):
+        with default_dtype(torch.bfloat16):
             layer.quant_method.process_weights_after_loading(layer)
         torch.cuda.synchronize()
         before = smkern.counters()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -16,17 +15,6 @@ DTYPE = torch.float32
 QUANTIZED: dict[str, type] = {}
 SECOND_LOADER = ["UnquantizedLinearMethod", "Fp8LinearMethod", "CompressedTensorsLinearMethod"]
 """Names of the methods whose parameters load themselves."""
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """As vLLM has it while it makes layers and processes their weights: the model's."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class BasevLLMParameter(nn.Parameter):

@@ -29,9 +29,9 @@ from tests.integrations.vllm.linear_stubs import (
     ParallelLMHead,
     RoutedExperts,
     Stock,
-    default_dtype,
 )
 from tests.models.fp8_checkpoints import BLOCKS, CONFIGS, FP8, SIZES, compressed, write
+from tests.ops.tensors import default_dtype
 
 FUSED: dict[str, tuple[str, tuple[str, ...], list[int], int]] = {
     "qkv": ("self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj"), [256, 128, 128], 256),

@@ -26,7 +26,7 @@ from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, At
 from smkern.tuning.cells import Tuned
 from tests.ops.attention.cases import FP8, Case, make
 from tests.ops.conftest import FakeProfile
-from tests.ops.tensors import misplaced
+from tests.ops.tensors import default_dtype, misplaced
 
 CALLS = AttentionCalls(
     num_q_heads=4, num_kv_heads=2, head_dim=64, page_size=16, max_q_len=64, dtype=torch.float16
@@ -223,3 +223,9 @@ def test_operators_that_are_named_need_calls():
         smkern.ops.warmup(["attention"])
     with pytest.raises(ArgumentError, match="1 calls of 'attention' are given"):
         smkern.ops.warmup(["gemm"], shapes=[(8, 8)], attention=[CALLS])
+
+
+def test_logarithms_of_merges_are_fp32_whatever_the_default_dtype_is():
+    with default_dtype(torch.bfloat16):
+        ((_, call),) = CALLS.merges(torch.device("cpu"), True)
+    assert call.lses.dtype == torch.float32
