@@ -22,8 +22,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [0, 20])
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("softcap", "sinks"), [(0.0, False), (5.0, True)])
 def test_options(causal: bool, window: int, softcap: float, sinks: bool) -> None:
     check(Case(RAGGED, causal=causal, window=window, softcap=softcap, sinks=sinks))
 
@@ -45,8 +44,7 @@ def test_head_dims(head_dim: int) -> None:
 
 
 @pytest.mark.usefixtures("short_pieces")
-@pytest.mark.parametrize("budget", [1, 2, 5, 40])
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("budget", "sinks"), [(1, False), (2, True), (5, False), (40, True)])
 def test_pieces_are_merged_at_every_budget(budget: int, sinks: bool) -> None:
     case = Case(((1, 300), (2, 65), (1, 64), (4, 130)), kv_heads=2, sinks=sinks)
     check(case, Budget(budget, "grid"))

@@ -13,8 +13,7 @@ MIXED = ((40, 90), (1, 60), (9, 9), (8, 30), (0, 5), (12, 4))
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [0, 25])
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("softcap", "sinks"), [(0.0, False), (5.0, True)])
 def test_options(causal: bool, window: int, softcap: float, sinks: bool) -> None:
     check(Case(MIXED, causal=causal, window=window, softcap=softcap, sinks=sinks))
 
@@ -47,8 +46,7 @@ def test_other_tiles(keys: int) -> None:
     check(Case(((30, 200),), window=50), config=config)
 
 
-@pytest.mark.parametrize("budget", [1, 4, 30])
-@pytest.mark.parametrize("window", [0, 140])
+@pytest.mark.parametrize(("budget", "window"), [(1, 0), (4, 140), (30, 0), (30, 140)])
 def test_pieces_are_merged(budget: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "PREFILL_PIECE", 128)
     case = Case(((40, 400), (10, 129)), kv_heads=2, window=window)

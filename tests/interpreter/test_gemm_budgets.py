@@ -24,7 +24,7 @@ def relative_error(out: Tensor, a: Tensor, w: Tensor) -> float:
     return float((out.double() - exact).abs().max() / exact.abs().max())
 
 
-@pytest.mark.parametrize("budget", range(1, 18))
+@pytest.mark.parametrize("budget", [1, 2, 5, 11, 12, 13, 17])  # of 12 tiles
 @pytest.mark.parametrize("split", [1, 3, STREAM_K])
 def test_values_at_every_budget(budget: int, split: int) -> None:
     a, w = operands(50, 70, 100, torch.float16)

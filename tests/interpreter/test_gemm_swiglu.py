@@ -68,7 +68,7 @@ def check(out: Tensor, a: Tensor, w: Tensor) -> None:
     assert error < TOLERANCE[a.dtype]
 
 
-@pytest.mark.parametrize("budget", [1, 2, 5, 7, 13])
+@pytest.mark.parametrize("budget", [1, 5, 13])
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("split", [1, 3, STREAM_K])
 def test_values_at_every_budget(budget: int, swap: bool, split: int) -> None:
