@@ -29,8 +29,8 @@ def compared(m: int, num_sms: int, ratio: float, provider: str = "smkern", **mor
     return cell(provider, m, num_sms, vs_cublas=ratio, config="tma 128x128", **more)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = Results(meta=META)
     for made in (
         compared(8, 16, 1.0),
@@ -48,8 +48,19 @@ def folder(tmp_path: Path) -> Path:
         "unasked": {"value": 2.0, "target": None, "met": None},
         "unknown": {"value": None, "target": 2.0, "met": None},
     }
-    results.save(tmp_path / "gemm.json")
-    return tmp_path
+    path = tmp_path_factory.mktemp("results")
+    results.save(path / "gemm.json")
+    return path
+
+
+@pytest.fixture(scope="module")
+def blocks(folder: Path) -> dict[str, str]:
+    return blocks_of(folder)
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[str, str]:
+    return blocks_of(FOLDER / COMMITTED)
 
 
 def text_of(names: list[str]) -> str:
@@ -90,8 +101,8 @@ def test_a_pivot_keeps_rows_in_order_and_sorts_columns() -> None:
     assert pivot("row", []) == NOT_MEASURED
 
 
-def test_gemm_table_has_rows_of_m_and_columns_of_budgets(folder: Path) -> None:
-    table = blocks_of(folder)["gemm-table"]
+def test_gemm_table_has_rows_of_m_and_columns_of_budgets(blocks: dict[str, str]) -> None:
+    table = blocks["gemm-table"]
     assert "as dispatched, over cuBLAS**: geomean 1.114 over 3 cells, worst 0.96" in table
     assert "| M \\ SMs | 16 | 32 |" in table
     assert "| 8 | 1.00 | 1.44 |" in table
@@ -132,15 +143,15 @@ def test_bandwidth_is_of_reads_alone() -> None:
     ]
 
 
-def test_a_losing_cell_is_named_with_both_measurements(folder: Path) -> None:
-    losing = blocks_of(folder)["gemm-losing"]
+def test_a_losing_cell_is_named_with_both_measurements(blocks: dict[str, str]) -> None:
+    losing = blocks["gemm-losing"]
     line = "| 512 x 6144 x 4096 | 16 | `smkern` | 0.97 | 0.900 | 0.960 | `tma 128x128` |"
     assert line in losing
     assert "1.44" not in losing
 
 
-def test_targets_are_rows_that_have_one(folder: Path) -> None:
-    targets = blocks_of(folder)["targets"]
+def test_targets_are_rows_that_have_one(blocks: dict[str, str]) -> None:
+    targets = blocks["targets"]
     assert "| gemm: geomean_vs_cublas smkern | 1.2 | 1.12 | met |" in targets
     assert "| gemm: unasked | 2 |  |  |" in targets
     assert "| gemm: unknown |  | 2 | not measured |" in targets
@@ -158,31 +169,31 @@ def test_a_row_of_gpus_is_of_the_gpu_that_heads_it() -> None:
     assert f"| gemm: {name} | {h100[name]['value']:.4g} | {h200[name]['value']:.4g} |" in table
 
 
-def test_suites_count_their_misses(folder: Path) -> None:
-    row = blocks_of(folder)["suites"].splitlines()[2]
+def test_suites_count_their_misses(blocks: dict[str, str]) -> None:
+    row = blocks["suites"].splitlines()[2]
     assert row.startswith("| [`gemm`](bench/results/README.md#gemm) | 1.20x cuBLAS in geomean")
     assert row.endswith("| 1 | 1 | 1 |"), "a value that has no target is none of these"
 
 
-def test_the_headline_has_a_loss() -> None:
-    lines = blocks_of(FOLDER / COMMITTED)["headline"].splitlines()
+def test_the_headline_has_a_loss(committed: dict[str, str]) -> None:
+    lines = committed["headline"].splitlines()
     assert len(lines) == 3
     assert "A loss" in lines[2]
     assert "qwen3-8b at 12 ms (6.6 prompt tokens/ms, in the median step)" in lines[2]
 
 
-def test_headlines_are_of_rows_that_the_suites_have() -> None:
-    assert "nan" not in blocks_of(FOLDER / COMMITTED)["suites"]
-    assert len(blocks_of(FOLDER / COMMITTED)["suites"].splitlines()) == 2 + len(overview.HEADLINES)
+def test_headlines_are_of_rows_that_the_suites_have(committed: dict[str, str]) -> None:
+    assert "nan" not in committed["suites"]
+    assert len(committed["suites"].splitlines()) == 2 + len(overview.HEADLINES)
 
 
 def test_without_results_every_block_says_so(tmp_path: Path) -> None:
     assert set(blocks_of(tmp_path).values()) == {NOT_MEASURED}
 
 
-def test_the_pages_have_every_block(tmp_path: Path) -> None:
-    pages = fill([page.read_text() for page in readme.PAGES], blocks_of(tmp_path))
-    assert sum(page.count("<!-- ") for page in pages) == 2 * len(blocks_of(tmp_path))
+def test_the_pages_have_every_block(blocks: dict[str, str]) -> None:
+    pages = fill([page.read_text() for page in readme.PAGES], blocks)
+    assert sum(page.count("<!-- ") for page in pages) == 2 * len(blocks)
 
 
 def test_the_pages_are_what_the_committed_results_say() -> None:
@@ -190,9 +201,11 @@ def test_the_pages_are_what_the_committed_results_say() -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_command_writes_once_then_is_up_to_date(folder: Path) -> None:
-    first, *others = blocks_of(folder)
-    pages = [folder / "README.md", folder / "results.md"]
+def test_command_writes_once_then_is_up_to_date(
+    folder: Path, blocks: dict[str, str], tmp_path: Path
+) -> None:
+    first, *others = blocks
+    pages = [tmp_path / "README.md", tmp_path / "results.md"]
     pages[0].write_text(text_of([first]))
     pages[1].write_text(text_of(others))
     arguments = [f"--page={page}" for page in pages] + ["--results", str(folder)]
