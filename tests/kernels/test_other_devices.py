@@ -79,8 +79,10 @@ def check_fits(kernel: Artifact | bytes, shared: int, capability: int, folder: P
     assert usage(kernel, folder)[1] <= SPILLS.get(capability, 0)
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "epilogue"),
+    [("decode", "plain"), ("decode", "swiglu"), ("prompt", "all"), ("prompt", "swiglu")],
+)
 @pytest.mark.parametrize("capability", DEVICES)
 def test_a_gemm_is_planned_by_a_kernel_of_the_device(
     capability, step, epilogue, loaded, tmp_path
