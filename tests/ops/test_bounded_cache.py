@@ -70,12 +70,16 @@ def test_many_rows_do_not_drive_out_the_models_choices(device, most, asked):
     assert len(asked) == 1, "one step of rows"
 
 
-def test_what_a_warmup_chose_is_not_chosen_again(device, asked):
-    """A weight has a few hundred steps of rows in each of a ladder's budgets, more than are kept of
-    plans."""
-    budgets = [Budget(num_sms, "mask", True) for num_sms in range(20, 132, 8)]
-    problems = [GemmProblem(m, 512, 1024) for m in steps_to(8192)]
-    assert len(budgets) * len(problems) > bounded_cache.MAX_CACHED
+def test_a_warmup_chooses_more_than_are_kept_of_plans():
+    """A weight has a few hundred steps of rows in each of a ladder's budgets."""
+    num_choices = len(range(20, 132, 8)) * len(steps_to(8192))
+    assert bounded_cache.MAX_CACHED < num_choices < bounded_cache.MAX_CHOICES // 8
+
+
+def test_what_a_warmup_chose_is_not_chosen_again(device, most, asked):
+    budgets = [Budget(num_sms, "mask", True) for num_sms in (20, 124)]
+    problems = [GemmProblem(m, 512, 1024) for m in steps_to(1024)]
+    assert len(problems) > 2 * most
     for budget in budgets:
         for problem in problems:
             device.dispatcher.select(problem, budget)
