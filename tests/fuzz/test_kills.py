@@ -75,8 +75,8 @@ def test_what_killed_processes_leave_is_whole(cases, tmp_path, monkeypatch) -> N
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for random in cases(1):
-        doomed = set(random.sample(range(8), 4))
-        workers = [work(at, 10**6 if at in doomed else 3) for at in range(8)]
+        doomed = set(random.sample(range(5), 2))
+        workers = [work(at, 10**6 if at in doomed else 3) for at in range(5)]
         for at, each in enumerate(workers):
             assert each.stdout is not None
             assert each.stdout.readline() == "began\n", each.communicate()[1]
@@ -86,11 +86,11 @@ def test_what_killed_processes_leave_is_whole(cases, tmp_path, monkeypatch) -> N
             _, said = each.communicate()
             assert each.returncode == (-signal.SIGKILL if at in doomed else 0), said
         table = GEMM_FAMILY.load(H200).cells
-        assert {4096 + 64 * at for at in range(8)} <= {key.k for key in table}
+        assert {4096 + 64 * at for at in range(5)} <= {key.k for key in table}
         assert profile_for(H200.info).source == "measured"
         for path in (tmp_path / "timeline.json", tmp_path / "timeline.json.gz"):
             assert len(Timeline.load(path).spans) == 50
         assert load_results(tmp_path / "results.json").cells
-        assert all(read_profile(tmp_path / f"{at}.profile.jsonl").lines for at in range(8))
+        assert all(read_profile(tmp_path / f"{at}.profile.jsonl").lines for at in range(5))
         last = work(0, 8)
         assert last.wait() == 0, last.communicate()[1]
