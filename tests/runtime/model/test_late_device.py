@@ -17,15 +17,15 @@ from tests.runtime.policies import RandomPolicy
 
 pytestmark = pytest.mark.slow
 
-NEW, CONTEXT = 24, 80
+NEW, CONTEXT = 16, 64
 PROMPTS = random_prompts([5, 3, 9, 4, 17, 30], seed=11)
 CONFIG = tiny()
-POOLS = {"plenty": (1, 600), "few": (1, 58), "few large": (16, 8)}
+POOLS = {"plenty": (1, 600), "few": (1, 50), "few large": (16, 7)}
 """Size and number of pages; few hold little more than the longest request alone."""
 POLICIES: dict[str, Any] = {
-    "chunks": lambda seed: Chunked(),
-    "a split": lambda seed: StaticSplit(32, steps=1 + seed % 5),
-    "random": lambda seed: RandomPolicy(seed),
+    "chunks": lambda draw: Chunked(),
+    "a split": lambda draw: StaticSplit(32, steps=draw.randint(1, 5)),
+    "random": lambda draw: RandomPolicy(draw.randrange(100)),
 }
 
 
@@ -84,34 +84,33 @@ def test_tokens_are_those_of_each_prompt_alone(policy, pages, fails, alone, weig
     """Requests come, end, are cancelled and give way; launches raise; no page is written that
     may be another's, and no memory for tokens is lost."""
     page, num_pages = POOLS[pages]
-    for seed in range(3):
-        draw = Random(f"{policy} {pages} {fails} {seed}")
-        pool = pool_of(CONFIG, num_pages, page, reuse=draw.random() < 0.5)
-        device = LateDevice(draw, fails=fails, fails_behind=draw.choice([0, 0.4]))
-        executor = ModelExecutor(
-            Decoder(CONFIG, weights), pool, device=device, max_running=4, max_prefill=2,
-            max_tokens=40, max_context=CONTEXT,
-        )  # fmt: skip
-        with monkeypatch.context() as patch:
-            make_late(executor, device, patch)
-            mux = Multiplexer(
-                executor,
-                policy=POLICIES[policy](seed),
-                preemption=draw.choice(["keep", "recompute"]),
-            )
-            served = Served(mux, alone, draw)
-            served.submit()
-            for _ in range(100):
-                served.change()
-                mux.step()
-                for _ in range(draw.choice([0, 1, 5])):
-                    device.some()
-            for _ in mux.run():
-                pass
-            served.check(may_fail=fails > 0)
-            mux.close()
-        pool.poll()
-        pool.check()
-        assert pool.usage.held == 0
-        reads = executor._reads
-        assert reads.num_bytes == len(reads._free) * reads._width * 4
+    draw = Random(f"{policy} {pages} {fails}")
+    pool = pool_of(CONFIG, num_pages, page, reuse=draw.random() < 0.5)
+    device = LateDevice(draw, fails=fails, fails_behind=draw.choice([0, 0.4]))
+    executor = ModelExecutor(
+        Decoder(CONFIG, weights), pool, device=device, max_running=4, max_prefill=2,
+        max_tokens=40, max_context=CONTEXT,
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        make_late(executor, device, patch)
+        mux = Multiplexer(
+            executor,
+            policy=POLICIES[policy](draw),
+            preemption=draw.choice(["keep", "recompute"]),
+        )
+        served = Served(mux, alone, draw)
+        served.submit()
+        for _ in range(100):
+            served.change()
+            mux.step()
+            for _ in range(draw.choice([0, 1, 5])):
+                device.some()
+        for _ in mux.run():
+            pass
+        served.check(may_fail=fails > 0)
+        mux.close()
+    pool.poll()
+    pool.check()
+    assert pool.usage.held == 0
+    reads = executor._reads
+    assert reads.num_bytes == len(reads._free) * reads._width * 4

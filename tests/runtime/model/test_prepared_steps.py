@@ -23,10 +23,10 @@ from tests.runtime.alone import pool_of
 
 pytestmark = pytest.mark.slow
 
-PAGE, NEW = 1, 16  # so that rows get pages in each step
+PAGE, NEW = 1, 9  # so that rows get pages in each step
 LENGTHS = [5, 3, 9, 4]
 PROMPTS = random_prompts(LENGTHS, seed=11)
-CONFIG = tiny()
+CONFIG = tiny(num_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +165,8 @@ def test_a_device_that_runs_nothing_behind_launches(alone: list[list[int]]):
     rig, some = decoding(2)
     patch = partial(Device.behind, rig.executor.device)  # what a device has by default
     rig.executor.device.behind = patch  # type: ignore[method-assign]
-    notes = [rig.decode(*some) for _ in range(8)]
-    assert notes == 8 * [["rows", "step"]]
+    notes = [rig.decode(*some) for _ in range(6)]
+    assert notes == 6 * [["rows", "step"]]
     rig.finish(alone, some)
 
 
@@ -175,7 +175,7 @@ def test_the_next_step_sends_what_could_not_be_sent_early(alone: list[list[int]]
     draw = Random(3)
     rig, some = decoding(3)
     late = 0
-    for index in range(12):
+    for index in range(7):
         rig.fails = lambda: False
         who = some if index % 5 else some[:2]
         notes = rig.decode(*who, ahead=None)
@@ -187,7 +187,7 @@ def test_the_next_step_sends_what_could_not_be_sent_early(alone: list[list[int]]
         if not fails:
             assert not rig.executor._table._unsent
     rig.fails = lambda: False
-    assert late > 3
+    assert late > 2
     rig.finish(alone, some)
 
 
@@ -305,7 +305,7 @@ def test_any_sequence_of_requests_gets_them(kind: Any):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_in_the_loop(seed: int, steps: int, alone: list[list[int]]):
     """Requests come and are cancelled at any time; some of what is sent early raises."""
     draw = Random(seed)
