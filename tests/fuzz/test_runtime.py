@@ -25,7 +25,7 @@ LIVES: dict[str, Callable[[Fault | None, int], Served]] = {
     "simulated": simulated,
     "with tensors": with_tensors,
 }
-FEW = {"simulated": 30, "with tensors": 3}
+FEW = {"simulated": 15, "with tensors": 2}
 each_life = pytest.mark.parametrize("life", LIVES)
 
 

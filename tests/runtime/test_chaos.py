@@ -15,7 +15,7 @@ from tests.runtime.world import World, live, prompts, random_world
 
 pytestmark = pytest.mark.slow
 
-LIVES = 60
+LIVES = 25
 FAULTS = {
     "a launch raises": ("raise",),
     "a launch fails on the device": ("error",),

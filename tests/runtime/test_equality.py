@@ -60,7 +60,7 @@ def test_a_workload_is_the_same_each_time() -> None:
 
 
 def test_alone_is_what_a_user_gets() -> None:
-    asked = workload(5, 12, CONFIG.vocab_size, longest=60, answer=20)
+    asked = workload(5, 6, CONFIG.vocab_size, longest=60, answer=12)
     llm = LLM(CONFIG, weights=weights(), device="cpu", num_pages=64, max_batch=1)
     truth = each_alone(Decoder(CONFIG, weights()), asked, 128)
     for one, wanted in zip(asked, truth, strict=True):
@@ -70,7 +70,7 @@ def test_alone_is_what_a_user_gets() -> None:
 @pytest.mark.parametrize("preemption", ["recompute", "keep"])
 def test_tokens_are_those_of_each_request_alone(device: SimDevice, preemption: Any) -> None:
     decoder = Decoder(CONFIG, weights(), batch_invariant=True)
-    asked = workload(4, 40, CONFIG.vocab_size, longest=60, answer=30)
+    asked = workload(4, 24, CONFIG.vocab_size, longest=60, answer=16)
     mux = multiplexer(decoder, device, policy=RandomPolicy(2), preemption=preemption)
     verdict, tokens = serve_and_compare(mux, asked, each_alone(decoder, asked, 128))
     assert verdict.is_equal, verdict
@@ -102,7 +102,7 @@ def test_what_rounding_does_not_decide(device: SimDevice) -> None:
 
 @pytest.mark.parametrize("is_fast", [False, True])
 def test_a_run_of_the_gpu_s_workloads_in_miniature(is_fast: bool) -> None:
-    wanted = Equality(24, layers=2, sizes=SIZES, longest=40, is_fast=is_fast)
+    wanted = Equality(12, layers=2, sizes=SIZES, longest=40, is_fast=is_fast)
     verdict = check_tokens(weights(), wanted)
     assert verdict.is_equal, verdict
     assert verdict.tokens > 24

@@ -60,7 +60,7 @@ def test_a_fault_at_a_call_with_tensors(site: str) -> None:
     check_fault(with_tensors, site, turn, kind)
 
 
-@pytest.mark.parametrize("turn", range(1, COMPUTED["work.run"], 8))
+@pytest.mark.parametrize("turn", range(1, COMPUTED["work.run"], 16))
 def test_a_launch_that_raises_behind_what_it_launched(turn: int) -> None:
     """Who goes on has the token that it drew all the same once, neither lost nor twice."""
     spoiled(with_tensors, Fault("work.run", turn, "raise behind"))

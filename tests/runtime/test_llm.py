@@ -180,7 +180,7 @@ def test_a_stream_that_is_left_gives_its_pages_back(prompts, alone) -> None:
     assert [x.tokens for x in llm.generate(prompts, greedy())] == alone
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 60])
+@pytest.mark.parametrize("after", [0, 5, 40])
 @pytest.mark.parametrize("error", [RuntimeError("planted"), KeyboardInterrupt("planted")], ids=repr)
 def test_what_raises_in_a_forward_leaks_nothing(error, after, prompts, alone, monkeypatch) -> None:
     """An error stays; Ctrl-C comes once, in the middle of a forward or between two."""

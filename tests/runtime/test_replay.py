@@ -26,7 +26,7 @@ class Replay:
     Prompts share prefixes, some requests end early, some are cancelled.
     """
 
-    def __init__(self, policy: Policy, *, num_pages: int = 400, **options) -> None:
+    def __init__(self, policy: Policy, *, num_pages: int = 300, **options) -> None:
         device = SimDevice(
             132, (32, 64), ConstantRates(contention=1.2), decode_launch_us=30, prefill_launch_us=100
         )
@@ -35,7 +35,7 @@ class Replay:
         draw, now_us = Random(5), 0.0
         shared = [draw.randrange(9999) for _ in range(1500)]
         self.handles: list[Handle] = []
-        for _ in range(120):
+        for _ in range(60):
             now_us += draw.expovariate(1 / 5e5)
             own = [draw.randrange(9999) for _ in range(draw.randrange(1, 1500))]
             params = SamplingParams(max_new_tokens=draw.randrange(1, 300))

@@ -79,7 +79,7 @@ def workload(draw: Random, count: int) -> list[tuple[list[int], dict[str, Any]]]
         text = [draw.randrange(VOCAB) for _ in range(draw.choice([1, 3, 9, 17, 30, 60]))]
         if found and draw.random() < 0.3:
             text = (draw.choice(found)[0] + text)[:70]
-        params: dict[str, Any] = {"max_new_tokens": draw.randint(1, 20)}
+        params: dict[str, Any] = {"max_new_tokens": draw.randint(1, 12)}
         if draw.random() < 0.4:
             params |= {"temperature": 1.2, "top_p": 0.9, "top_k": 30, "seed": index}
         if draw.random() < 0.4:
@@ -114,7 +114,7 @@ POLICIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_tokens_are_those_of_each_prompt_alone(truth: Truth, policy: str, seed: int) -> None:
     draw = Random(f"{policy} {seed}")
@@ -131,7 +131,7 @@ def test_tokens_are_those_of_each_prompt_alone(truth: Truth, policy: str, seed: 
     assert sum(end in ("stop", "length") for end in world.ended.values()) > 8
 
 
-@pytest.mark.parametrize("steps", range(1, 9))
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
 def test_every_look_ahead(truth: Truth, steps: int) -> None:
     """Ends inside a look-ahead are found on the device, and what is drawn behind them is not."""
     world = model_world(truth, StaticSplit(48, layers=2, steps=steps))
@@ -164,7 +164,7 @@ def test_on_the_host_alone(truth: Truth, policy: str) -> None:
     assert pool.usage.held == 0
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 10, 45, 76])
+@pytest.mark.parametrize("seed", [10, 45, 76])
 def test_launches_that_raise_leave_the_others_tokens_alone(truth: Truth, seed: int) -> None:
     """What was prepared for them is dropped, whatever it would have told the device."""
     draw = Random(seed)

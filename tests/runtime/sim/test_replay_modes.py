@@ -144,8 +144,7 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("launch_us", [0.0, 3.0])
-@pytest.mark.parametrize("num_pages", [24, 200])
+@pytest.mark.parametrize(("num_pages", "launch_us"), [(24, 0.0), (24, 3.0), (200, 3.0)])
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_replay_is_the_step_by_step_run(name, num_pages, launch_us, monkeypatch):
     skipped: list[float] = []
