@@ -56,7 +56,7 @@ def test_greedy_tokens(family: str, pads: list[int] | None, cache_kind: str | No
     mask = None if pads is None else padded(ids, pads)
     tokens = [
         model.generate(
-            ids, attention_mask=mask, max_new_tokens=20, do_sample=False,
+            ids, attention_mask=mask, max_new_tokens=12, do_sample=False,
             cache_implementation=cache_kind,
         )
         for model in (ours, eager)
