@@ -20,6 +20,7 @@ EACH_LOADED = pytest.mark.parametrize(
     ("dtype", "kind"),
     [(DTYPES["bf16"], kind) for kind in KINDS]
     + [(DTYPES[name], kind) for name in ("fp16", "fp32") for kind in ("greedy", "mixed")],
+    ids=str,
 )
 """A logit is fp32 once it is loaded, whatever is done with it."""
 
