@@ -1,5 +1,5 @@
-from smkern.kv.held import PoolUsage as PoolUsage
 from smkern.kv.page_pool import PagePool as PagePool
+from smkern.kv.pages import PoolUsage as PoolUsage
 from smkern.kv.pool import KvPool as KvPool
 from smkern.kv.prefix import BlockChain as BlockChain
 from smkern.kv.prefix import Event as Event

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from smkern.errors import PoolCorruptError
-from smkern.kv.held import RequestPages
-from smkern.kv.pages import PageStates
+from smkern.kv.pages import PageStates, RequestPages
 from smkern.kv.prefix import PrefixIndex
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from smkern.errors import ArgumentError, OutOfPagesError
 from smkern.kv.check import check_pool
-from smkern.kv.held import PoolUsage, RequestPages
-from smkern.kv.pages import PageStates
+from smkern.kv.pages import PageStates, PoolUsage, RequestPages
 from smkern.kv.prefix import BlockChain, Chain, Event, PrefixIndex, block_digest
 from smkern.kv.virtual import VirtualChain, VirtualTokens
 from smkern.limits import as_flag, as_int
@@ -95,31 +94,27 @@ class PagePool:
         """Pages that so many tokens take."""
         return -(-num_tokens // self.page_size)
 
-    def chain(self, tokens: Sequence[int] | VirtualTokens, *, salt: str = "") -> Chain:
+    def chain(self, tokens: Sequence[int] | VirtualTokens) -> Chain:
         """The names of a prompt's blocks, to be kept while its request waits for pages."""
         if isinstance(tokens, VirtualTokens):
             return VirtualChain(tokens, self.page_size)
-        return BlockChain(tokens, self.page_size, salt)
+        return BlockChain(tokens, self.page_size)
 
-    def match_prefix(self, tokens: Tokens, *, salt: str = "") -> int:
+    def match_prefix(self, tokens: Tokens) -> int:
         """Tokens of a prompt that are in the pool: whole pages, and never all of the prompt.
 
         Args:
             tokens: Token ids, or their `chain`.
-            salt: The prompt's salt; a chain has its own.
         """
-        return len(self._match(self._as_chain(tokens, salt))) * self.page_size
+        return len(self._match(self._as_chain(tokens))) * self.page_size
 
-    def allocate(
-        self, request: Hashable, tokens: Tokens, *, num_tokens: int | None = None, salt: str = ""
-    ) -> int:
+    def allocate(self, request: Hashable, tokens: Tokens, *, num_tokens: int | None = None) -> int:
         """Give a new request pages, all of them or none.
 
         Args:
             request: Its name.
             tokens: Token ids of its prompt, `VirtualTokens`, or their `chain`.
             num_tokens: Tokens to hold, the prompt's included. None: the prompt's.
-            salt: Requests of different salts share no pages; a chain has its own.
 
         Returns:
             Tokens at the prompt's start whose keys and values are there already. At least one
@@ -129,7 +124,7 @@ class PagePool:
             ArgumentError: an empty prompt, `num_tokens` below it, or a request that holds pages.
             OutOfPagesError: too few pages; nothing changed.
         """
-        chain = self._as_chain(tokens, salt)
+        chain = self._as_chain(tokens)
         length = len(chain.tokens)
         if length < 1:
             raise ArgumentError(f"request {request!r} has no tokens: pass at least one")
@@ -314,14 +309,6 @@ class PagePool:
         """
         return len(self.held(request).pages) * self.page_size
 
-    def num_tokens(self, request: Hashable) -> int:
-        """Tokens of a request that are cached or committed.
-
-        Raises:
-            ArgumentError: the request holds nothing.
-        """
-        return self.held(request).num_tokens
-
     def check(self) -> None:
         """Check the accounting: every page in one state, each reference owned, nothing written
         shared.
@@ -365,12 +352,12 @@ class PagePool:
         cached = sum(1 for page in shared if self.states.is_cached(page))
         return self.states.num_available - cached
 
-    def _as_chain(self, tokens: Tokens, salt: str) -> Chain:
+    def _as_chain(self, tokens: Tokens) -> Chain:
         if not isinstance(tokens, (BlockChain, VirtualChain)):
-            return self.chain(tokens, salt=salt)
-        if tokens.page_size != self.page_size or salt:
+            return self.chain(tokens)
+        if tokens.page_size != self.page_size:
             raise ArgumentError(
-                f"a chain of blocks of {tokens.page_size} tokens, salt={salt!r}: this pool has "
-                f"pages of {self.page_size}; make it by KvPool.chain, and give the salt there"
+                f"a chain of blocks of {tokens.page_size} tokens: this pool has pages of "
+                f"{self.page_size}; make it by KvPool.chain"
             )
         return tokens

@@ -17,11 +17,6 @@ class Event(Protocol):
     def query(self) -> bool: ...
 
 
-def root_digest(page_size: int, salt: str) -> bytes:
-    """The name of the empty prefix; another salt or page size shares nothing with it."""
-    return blake2b(f"{page_size}:{salt}".encode(), digest_size=16).digest()
-
-
 def block_digest(before: bytes, tokens: Sequence[int]) -> bytes:
     """The name of a full block: 128 bits over its tokens and the name of all before it.
 
@@ -45,7 +40,6 @@ class BlockChain:
     Args:
         tokens: Token ids of the prompt.
         page_size: Tokens of a block.
-        salt: Prompts of different salts share no pages: a tenant, an adapter, an image's hash.
 
     Example:
         >>> a, b = BlockChain([1, 2, 3, 4], 2), BlockChain([1, 2, 3, 5], 2)
@@ -55,10 +49,10 @@ class BlockChain:
 
     __slots__ = ("_digests", "page_size", "root", "tokens")
 
-    def __init__(self, tokens: Sequence[int], page_size: int, salt: str = "") -> None:
+    def __init__(self, tokens: Sequence[int], page_size: int) -> None:
         self.tokens = tokens
         self.page_size = page_size
-        self.root = root_digest(page_size, salt)
+        self.root = blake2b(page_size.to_bytes(8), digest_size=16).digest()
         self._digests: list[bytes] = []
 
     def __len__(self) -> int:

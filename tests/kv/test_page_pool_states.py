@@ -31,14 +31,13 @@ class FakeEvent:
 class Running:
     """A request as its owner sees it."""
 
-    salt: str
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
 
 
-def expected_page(running: Running, number: int) -> tuple[str, tuple[int, ...]]:
-    """What a request must find in its page: its salt, all tokens up to that page's end."""
-    return running.salt, tuple(running.tokens[: (number + 1) * SIZE])
+def expected_page(running: Running, number: int) -> tuple[int, ...]:
+    """What a request must find in its page: all tokens up to that page's end."""
+    return tuple(running.tokens[: (number + 1) * SIZE])
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -50,8 +49,8 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = PagePool(PAGES, SIZE)
         self.running: dict[int, Running] = {}
-        self.memory: dict[int, tuple[str, tuple[int, ...]]] = {}
-        self.readers: list[tuple[FakeEvent, dict[int, tuple[str, tuple[int, ...]]]]] = []
+        self.memory: dict[int, tuple[int, ...]] = {}
+        self.readers: list[tuple[FakeEvent, dict[int, tuple[int, ...]]]] = []
         self.names = iter(range(10**9))
 
     def write(self, name: int, tokens: list[int]) -> None:
@@ -77,31 +76,30 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=PROMPTS | st.lists(st.integers(0, 1), min_size=1, max_size=9),
-        salt=st.sampled_from(["", "a"]),
         more=st.integers(0, 4),
     )
-    def allocate(self, prompt: list[int], salt: str, more: int) -> None:
-        self.admit(prompt, salt, more)
+    def allocate(self, prompt: list[int], more: int) -> None:
+        self.admit(prompt, more)
 
-    def admit(self, prompt: list[int], salt: str, more: int) -> int | None:
+    def admit(self, prompt: list[int], more: int) -> int | None:
         name = next(self.names)
         before = self.pool.usage
         try:
-            chain = BlockChain(prompt, SIZE, salt)
+            chain = BlockChain(prompt, SIZE)
             cached = self.pool.allocate(name, chain, num_tokens=len(prompt) + more)
         except OutOfPagesError:
             assert name not in self.pool.requests
             assert self.pool.usage.held <= before.held
             return None
         assert cached < len(prompt)
-        self.running[name] = Running(salt, prompt, prompt[:cached])
+        self.running[name] = Running(prompt, prompt[:cached])
         self.verify(name)
         return name
 
     @rule(prompt=PROMPTS, event=st.none() | events)
     def serve(self, prompt: list[int], event: FakeEvent | None) -> None:
         """A whole life of a request, so that caches fill."""
-        name = self.admit(prompt, "", 0)
+        name = self.admit(prompt, 0)
         if name is not None:
             tokens = prompt[len(self.running[name].tokens) :]
             self.write(name, tokens)

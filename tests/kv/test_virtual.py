@@ -27,7 +27,7 @@ def test_what_follows_a_prompt_is_its_own():
     first, second = (VirtualTokens(40, (1,), block_tokens=64) for _ in range(2))
     for name, tokens in (("a", first), ("b", second)):
         pool.allocate(name, tokens, num_tokens=100)
-        pool.commit(name, range(100 - pool.num_tokens(name)))
+        pool.commit(name, range(100 - pool.held(name).num_tokens))
     assert [p in pool.pages("b") for p in pool.pages("a")] == [True, True, *[False] * 5]
     first.length = 100
     assert pool.match_prefix(first) == 96  # it finds its own again
@@ -58,7 +58,7 @@ def test_names_share_what_equal_tokens_share(seed):
             virtual.release(held.pop(0))
         assert real.allocate(id_, tokens) == virtual.allocate(id_, names)
         for pool in (real, virtual):
-            pool.commit(id_, tokens[pool.num_tokens(id_) :])
+            pool.commit(id_, tokens[pool.held(id_).num_tokens :])
         assert real.pages(id_) == virtual.pages(id_)
         held.append(id_)
     assert real.usage == virtual.usage
