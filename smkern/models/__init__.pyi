@@ -16,10 +16,10 @@ from smkern.models.layers import Scales as Scales
 from smkern.models.presets import preset as preset
 from smkern.models.presets import presets as presets
 from smkern.models.quantization import Quantization as Quantization
-from smkern.models.quantizing import quantize as quantize
 from smkern.models.sampling import SamplingParams as SamplingParams
 from smkern.models.shard import Shard as Shard
 from smkern.models.step import Step as Step
 from smkern.models.tensor_parallel import TensorParallel as TensorParallel
 from smkern.models.warming import ModelCalls as ModelCalls
 from smkern.models.weights import Weights as Weights
+from smkern.models.weights import quantize as quantize

@@ -16,8 +16,17 @@ from smkern.models.architecture import dtypes
 from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
 from smkern.models.layers import FP8
-from smkern.models.names import fused_names, has_kv_scales, is_ignorable, name_of_scale
-from smkern.models.scales import check_scale, is_scale, put_scale
+from smkern.models.names import (
+    INPUT_SCALE,
+    INVERSE,
+    KV_SCALES,
+    SCALE,
+    fused_names,
+    has_kv_scales,
+    is_ignorable,
+    name_of_scale,
+)
+from smkern.models.quantization import Quantization
 from smkern.models.shard import WHOLE, Shard
 from smkern.ops.warming import Bar
 
@@ -133,7 +142,7 @@ def filled(
 
     def part(name: str) -> Tensor:
         tensor = read(name)
-        if tensor.dim() == 1 and tensor.numel() > 1 and is_scale(name_of_scale(name)):
+        if tensor.dim() == 1 and tensor.numel() > 1 and _is_scale(name_of_scale(name)):
             tensor = tensor[:, None]  # scales of rows, to be cut as the rows are
         return shard.cut(name, tensor, config.num_kv_heads)
 
@@ -197,9 +206,9 @@ def fill(
         for done, (name, known, place) in enumerate(wanted):
             tensor = read(name)
             _check_kind(name, tensor, source)
-            if is_scale(known):
-                check_scale(name, tensor, place, source, config.quantization)
-                put_scale(known, tensor, place)
+            if _is_scale(known):
+                _check_scale(name, tensor, place, source, config.quantization)
+                _put_scale(known, tensor, place)
             else:
                 _check(name, tensor, place, source, convert)
                 place.copy_(tensor)
@@ -233,6 +242,55 @@ def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool)
             f"{name} in {source} is {tensor.dtype}, the configuration says {place.dtype}: pass "
             f"dtype={place.dtype} to convert, or set dtype in config.json"
         )
+
+
+def _is_scale(name: str) -> bool:
+    """Whether a tensor of `Weights.named` holds scales."""
+    return name.endswith((SCALE, INVERSE, INPUT_SCALE, *KV_SCALES))
+
+
+def _check_scale(
+    name: str, tensor: Tensor, place: Tensor, source: str, kind: Quantization | None
+) -> None:
+    """Raise WeightsError unless a tensor holds the scales that belong into a place.
+
+    The scale of a whole projection may come alone, and scales of rows as a vector. Values are
+    looked at unless the tensor is on `meta`.
+    """
+    if tensor.dtype not in dtypes():
+        raise WeightsError(
+            f"{name} in {source} is {tensor.dtype}, scales are served in "
+            f"{[str(x) for x in dtypes()]}: convert it"
+        )
+    shapes = [list(place.shape)]
+    if place.dim() == 2 and place.shape[1] == 1:
+        shapes.append([place.shape[0]])
+    if place.dim() == 1 or (kind is not None and kind.kind == "fp8-tensor"):
+        shapes += [[], [1], [1, 1]]
+    if list(tensor.shape) not in shapes:
+        whose = "scales" if kind is None else f"{kind.kind} scales"
+        raise WeightsError(
+            f"{name} in {source} has shape {list(tensor.shape)}, {whose} of this tensor have "
+            f"{shapes[0]}: use the config.json that belongs to it"
+        )
+    if tensor.device.type == "meta":
+        return
+    values = tensor.float()
+    if not bool((torch.isfinite(values) & (values > 0)).all()):
+        raise WeightsError(
+            f"{name} in {source} holds a scale that is not finite or not above 0: download the "
+            "checkpoint again"
+        )
+
+
+def _put_scale(name: str, tensor: Tensor, place: Tensor) -> None:
+    """Copy scales; of inputs that several projections share the largest counts."""
+    values = tensor.to(place.device, torch.float32)
+    values = values.reshape(1) if values.numel() == 1 else values.reshape(place.shape)
+    if name.endswith(INPUT_SCALE):
+        torch.maximum(place, values, out=place)
+    else:
+        place.copy_(values)
 
 
 def _list(names: Sequence[str]) -> str:

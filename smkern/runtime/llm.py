@@ -27,12 +27,11 @@ from smkern.partition import Partition
 from smkern.policies import Chunked
 from smkern.runtime.executor import MemoryReport
 from smkern.runtime.handle import Handle, Output
-from smkern.runtime.input_processor import Prompt
+from smkern.runtime.input_processor import Prompt, as_list, for_each
 from smkern.runtime.loading import find_tokenizer, find_weights, kv_sizes
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.runtime.prompts import as_list, for_each
 from smkern.runtime.ranks.group import RankGroup
 from smkern.runtime.ranks.leader import RankExecutor
 from smkern.runtime.request import Completion

@@ -12,10 +12,9 @@ from smkern.kv import KvSizes
 from smkern.limits import shown
 from smkern.models.config import ModelConfig
 from smkern.models.quantization import Kind
-from smkern.models.quantizing import quantize
 from smkern.models.shard import Shard
 from smkern.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
-from smkern.models.weights import Weights
+from smkern.models.weights import Weights, quantize
 
 
 def find_weights(

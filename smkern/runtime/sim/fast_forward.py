@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from smkern.latency import Size
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver
@@ -15,7 +16,6 @@ from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.queues import RequestQueues
 from smkern.runtime.scheduler import Scheduler
 from smkern.runtime.sim.device import SimDevice
-from smkern.runtime.sim.repeat import repeat
 from smkern.runtime.steady_batch import SteadyBatch
 from smkern.runtime.ticket import Ticket
 from smkern.runtime.watchdog import Watchdog
@@ -109,3 +109,51 @@ def _later(work: Work, steps: int) -> Work:
     assert work.size is not None
     size = replace(work.size, total_kv=work.size.total_kv + steps * work.size.batch)
     return replace(work, size=size)
+
+
+def repeat(device: SimDevice, most: int, until_us: float) -> list[float]:
+    """Let decode steps, the only work there is, end one after another, each followed by a launch
+    like the last with a key a row more: in the times that `wait` and `launch` give.
+
+    Args:
+        device: The device.
+        most: Steps that may end.
+        until_us: Only those that end before this are let.
+
+    Returns:
+        When each ended. What is queued then are so many later steps, in the place of those that
+        were.
+    """
+    items = list(device._lanes["decode"])
+    assert 1 <= len(items) <= 2, items
+    assert device.predictor is not None
+    if device._faults or device.has_failed or not device._begin(items[0]):
+        return []
+    size, num_sms, cost = items[-1].size, items[-1].place.num_sms, device._decode_launch_us
+    assert size is not None
+    keys, now, done = size.total_kv, device._now, items[0].done_us
+    ends: list[float] = []
+    alone = [item.alone_us for item in items]
+    while len(ends) < most and (end := now + (alone[0] - done)) < until_us:
+        if len(alone) == 2 and cost >= alone[1]:
+            break  # it would be over before the host has launched the next
+        keys += size.batch
+        later = Size((), size.layers, size.num_layers, False, size.batch, keys)
+        alone = [*alone[1:], device.predictor.alone_us(later, num_sms) + device.decode_gap_us]
+        now = end + cost
+        # while the host launches, the one behind runs, if there is one
+        done = now - end if len(alone) == 2 else 0.0
+        ends.append(end)
+    if not ends:
+        return ends
+    for item, us in zip(items, alone, strict=True):
+        assert item.size is not None
+        item.size = replace(item.size, total_kv=item.size.total_kv + len(ends) * size.batch)
+        item.alone_us = item.launched_us = us
+        item.done_us, item.event.began_us = 0.0, None
+        item.event.number += len(ends)
+    if len(items) == 2:
+        items[0].done_us, items[0].event.began_us = done, ends[-1]
+    device._now = now
+    device.launches += len(ends)
+    return ends

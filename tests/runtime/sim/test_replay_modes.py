@@ -15,7 +15,7 @@ from smkern.policies import Chunked, Policy
 from smkern.policies.static_split import StaticSplit
 from smkern.runtime import Multiplexer, SimDevice, SimExecutor, StepLog, Timeline
 from smkern.runtime.sim import fast_forward
-from smkern.runtime.sim.repeat import repeat
+from smkern.runtime.sim.fast_forward import repeat
 from tests.runtime.world import RUNGS, Linear, small_config
 
 BLOCK = 8
