@@ -191,7 +191,10 @@ class ActivationBuffers:
         rows = x["attended"].view(num_tokens, config.q_size)
         if rows.dtype is FP8:
             x["attended_fp8"] = rows
-        inputs = {name: _pop_quantized(x, name) for name in _quantized_widths(config)}
+        inputs = {
+            name: QuantizedRows(x.pop(f"{name}_fp8"), x.pop(f"{name}_scale"))
+            for name in _quantized_widths(config)
+        }
         if config.moe is not None:
             moe = MoeBuffers(**{name: x.pop(name) for name in MoeBuffers.__dataclass_fields__})
         return StepBuffers(
@@ -205,10 +208,6 @@ class ActivationBuffers:
             last_attended_scale=x.pop("last_attended_scale", None),
             **x,
         )
-
-
-def _pop_quantized(x: dict[str, Tensor], name: str) -> QuantizedRows:
-    return QuantizedRows(x.pop(f"{name}_fp8"), x.pop(f"{name}_scale"))
 
 
 _Rows = Literal["token", "slot", "expert", "request"]

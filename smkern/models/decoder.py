@@ -12,7 +12,7 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.layered import checked_positions, forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
-from smkern.models.parts import agree_on_model, embed_part, lane_of, own_columns, sum_up
+from smkern.models.parts import agree_on_model, embed_part, lane_of, sum_up
 from smkern.models.products import Operand, attended, attended_scale, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
@@ -154,13 +154,15 @@ class Decoder:
         b, num_sms, eps = step.buffers, step.num_sms, self.config.rms_eps
         hidden = b.hidden if step.cu_q_lens is None else self._last_rows(step)
         ops.rms_norm(hidden, self.weights.final_norm, eps=eps, out=b.last_normed, num_sms=num_sms)
-        out = b.logits if self.tp is None else own_columns(self.tp, b.logits)
+        out = b.logits
+        if self.tp is not None:
+            columns = self.tp.shard.rows(out.shape[1])
+            out = out[:, columns.start : columns.stop]
         ops.gemm(
             b.last_normed, self.weights.lm_head, out=out, static_weights=True,
             batch_invariant=self.batch_invariant, num_sms=num_sms,
         )  # fmt: skip
         if self.tp is not None:
-            columns = self.tp.shard.rows(b.logits.shape[1])
             lane_of(self.tp, step).gather(b.logits, columns, num_sms=num_sms)
         return b.logits
 

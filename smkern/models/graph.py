@@ -62,10 +62,9 @@ def captured(
 class DecodeInputs:
     """The inputs of a decode graph, a row per request; written in place between replays.
 
-    A row that is `finished` reads and writes no keys and draws `pad_token`; all rows start so. A
-    replay puts the drawn tokens into `token_ids` and lengthens `kv_lens` of the other rows, so
-    graphs can be replayed back to back; `page_table` must then hold the pages of all tokens to
-    come.
+    A row that is `finished` reads and writes no keys and draws 0; all rows start so. A replay puts
+    the drawn tokens into `token_ids` and lengthens `kv_lens` of the other rows, so graphs can be
+    replayed back to back; `page_table` must then hold the pages of all tokens to come.
 
     Attributes:
         token_ids: [batch] int32: each request's last token, which is not in the cache yet.
@@ -136,9 +135,7 @@ class DecodeInputs:
             seeds=full(0, torch.int64),
         )
 
-    def draw(
-        self, logits: Tensor, steps: Tensor, *, pad_token: int = 0, num_sms: int | None = None
-    ) -> None:
+    def draw(self, logits: Tensor, steps: Tensor, *, num_sms: int | None = None) -> None:
         """Draw a token per row into `token_ids`, and update `kv_lens` and `finished`.
 
         Finished rows do not change.
@@ -146,7 +143,6 @@ class DecodeInputs:
         Args:
             logits: [batch, vocab].
             steps: [batch] int32: tokens before the one that is drawn.
-            pad_token: What a finished row draws.
             num_sms: SMs to use at most.
         """
         sample(
@@ -161,7 +157,6 @@ class DecodeInputs:
             lengths=self.kv_lens,
             max_lengths=self.max_lengths,
             stop_tokens=self.stop_tokens,
-            pad_token=pad_token,
             out=self.token_ids,
             num_sms=num_sms,
         )
@@ -178,12 +173,9 @@ class DecodeGraph:
         inputs: Static inputs; they and the caches keep their addresses.
         caches: (k_cache, v_cache) of each layer.
         max_kv_len: Tokens of a request, at most; attention's plan is sized by it.
-        max_total_kv: Tokens of all requests together, at most, for instance those that a pool
-            holds; a tight bound makes the plan small. None: batch * max_kv_len.
         partition: Where it runs. None: on the whole device.
         activations: Activation buffers, shared by graphs that never run at the same time. None:
             its own.
-        pad_token: What a finished row draws.
         num_sms: SMs of every operator. None: all of the partition.
         pool: Memory pool of torch's graphs to capture in.
         plan_memory: Memory of attention's plan, shared as `activations`. None: its own.
@@ -215,10 +207,8 @@ class DecodeGraph:
         caches: Caches,
         *,
         max_kv_len: int,
-        max_total_kv: int | None = None,
         partition: Partition | None = None,
         activations: ActivationBuffers | None = None,
-        pad_token: int = 0,
         num_sms: int | None = None,
         pool: Any = None,
         plan_memory: PlanMemory | None = None,
@@ -232,7 +222,6 @@ class DecodeGraph:
         self.decoder = decoder
         self.inputs = inputs
         self.partition = partition
-        self.pad_token = pad_token
         self._scratch = scratch  # kept: the graph has its addresses
         self._no_keys = torch.zeros((), dtype=torch.int32, device=decoder.device)
         step = Step.make(
@@ -242,7 +231,6 @@ class DecodeGraph:
             page_table=inputs.page_table,
             caches=caches,
             max_kv_len=max_kv_len,
-            max_total_kv=max_total_kv,
             num_sms=num_sms,
         )
         # Made on the current stream: a partition does not close while its stream owns tensors.
@@ -305,7 +293,7 @@ class DecodeGraph:
         torch.where(inputs.finished, self._no_keys, inputs.kv_lens, out=step.kv_lens)
         step.planned(out=step.plan)
         logits = forward(self.decoder, step)
-        inputs.draw(logits, step.kv_lens, pad_token=self.pad_token, num_sms=step.num_sms)
+        inputs.draw(logits, step.kv_lens, num_sms=step.num_sms)
 
     def launch(self) -> None:
         """Launch one step on the current stream; it still runs on the graph's partition.

@@ -205,7 +205,10 @@ def fill(
     with torch.no_grad():
         for done, (name, known, place) in enumerate(wanted):
             tensor = read(name)
-            _check_kind(name, tensor, source)
+            if not isinstance(tensor, Tensor):
+                raise WeightsError(
+                    f"{name} in {source} is a {type(tensor).__name__}: pass a tensor"
+                )
             if _is_scale(known):
                 _check_scale(name, tensor, place, source, config.quantization)
                 _put_scale(known, tensor, place)
@@ -213,11 +216,6 @@ def fill(
                 _check(name, tensor, place, source, convert)
                 place.copy_(tensor)
             told(done + 1)
-
-
-def _check_kind(name: str, tensor: Tensor, source: str) -> None:
-    if not isinstance(tensor, Tensor):
-        raise WeightsError(f"{name} in {source} is a {type(tensor).__name__}: pass a tensor")
 
 
 def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool) -> None:

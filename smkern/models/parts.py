@@ -63,12 +63,6 @@ def embed_part(tp: TensorParallel, table: Tensor, step: Step) -> None:
     lane_of(tp, step).all_reduce(b.hidden)
 
 
-def own_columns(tp: TensorParallel, logits: Tensor) -> Tensor:
-    """The columns of this rank's part of the vocabulary."""
-    rows = tp.shard.rows(logits.shape[1])
-    return logits[:, rows.start : rows.stop]
-
-
 def sum_up(
     lane: Collective, weights: Weights, index: int, b: StepBuffers, num_sms: int | None, *,
     eps: float,

@@ -68,7 +68,6 @@ class Step:
         cu_q_lens: Tensor | None = None,
         max_q_len: int = 1,
         max_total_kv: int | None = None,
-        plan: Plan | None = None,
         num_sms: int | None = None,
     ) -> Step:
         """A step in activation buffers; nothing is launched, and no length is read.
@@ -88,7 +87,6 @@ class Step:
             max_q_len: Upper bound of a request's new tokens, known to the host.
             max_total_kv: Upper bound of the sum of `kv_lens`, known to the host; where batch *
                 max_kv_len is far above it, the plan gets smaller.
-            plan: A plan for a step of the same sizes and budget.
             num_sms: SMs of every operator.
 
         Raises:
@@ -138,7 +136,7 @@ class Step:
                 )
         return cls(
             config, token_ids, kv_lens, page_table, caches, cu_q_lens, max_q_len, max_kv_len,
-            max_total_kv, activations, activations.buffers(tokens, batch), plan, num_sms,
+            max_total_kv, activations, activations.buffers(tokens, batch), num_sms=num_sms,
         )  # fmt: skip
 
     @property

@@ -10,7 +10,7 @@ from smkern.errors import ArgumentError
 from smkern.models import DecodeGraph, DecodeInputs
 from tests.models.peers import Peer, Session, prompts
 
-PAD = 5
+PAD = 0
 COUNTS = (20, 3, 33)
 
 
@@ -26,7 +26,7 @@ def _start(peer: Peer, steps: int):
     session = Session.make(decoder, len(texts))
     first = session.logits(texts).argmax(-1)
     inputs = DecodeInputs.make(len(texts), session.page_table, max_kv_len=200)
-    graph = DecodeGraph(decoder, inputs, session.caches, max_kv_len=200, pad_token=PAD)
+    graph = DecodeGraph(decoder, inputs, session.caches, max_kv_len=200)
     inputs.token_ids.copy_(first)
     inputs.kv_lens.copy_(lengths + 1)
     inputs.finished.fill_(False)

@@ -13,7 +13,7 @@ from tests.gpu.models.support import MOST, decode_graph, small_weights
 from tests.models.peers import FAMILIES, Session, prompts
 
 COUNTS = (5, 64, 100)
-PAD = 3
+PAD = 0
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -68,7 +68,7 @@ def test_capture_leaves_inputs_and_caches_alone(decoder: Decoder):
 
 def test_rows_finish_on_the_device(decoder: Decoder):
     session, first = _begun(decoder)
-    graph = decode_graph(session, first, pad_token=PAD)
+    graph = decode_graph(session, first)
     want = torch.empty(6, len(COUNTS), dtype=torch.int32, device="cuda")
     graph.replay(6, into=want)
     graph.inputs.token_ids.copy_(first)
