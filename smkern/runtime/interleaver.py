@@ -166,10 +166,6 @@ class Interleaver:
         """So many launches were made and over without this."""
         self._count += count
 
-    def last(self, lane: Lane) -> Ticket | None:
-        """The lane's last launch, if no `poll` has seen it over."""
-        return self._queued[lane][-1] if self._queued[lane] else None
-
     def launch(self, lane: Lane, work: Work) -> Ticket:
         """Launch work where the lane runs now.
 

@@ -198,10 +198,7 @@ class BatchLauncher:
         if self._owed:
             self.settle()
         requests = steady.requests
-        try:
-            works = decode_steps(self._executor, requests, steps, steady.rows)
-        except Exception as error:
-            raise LaunchError(requests, error) from error
+        works = self._call(requests, decode_steps, self._executor, requests, steps, steady.rows)
         for work, draw in works:
             ticket = self._launch("decode", work, requests)
             if ticket is None:
@@ -336,7 +333,6 @@ class BatchLauncher:
         return list(gone)
 
     def _launch(self, lane: Lane, work: Work, requests: Iterable[Request]) -> Ticket | None:
-        """Launch work of these requests; None: the lane has no place or no room for it now."""
         return self._call(requests, self._lanes.try_launch, lane, work)
 
     def _call(

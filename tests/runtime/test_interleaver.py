@@ -305,7 +305,7 @@ def test_a_poll_gives_each_lanes_ends_in_order(device: ManualDevice) -> None:
     assert decodes[0].seen_us == 7.0
     assert decodes[0].is_over
     assert lanes.queued("decode") == 2
-    assert lanes.last("decode") is decodes[2]
+    assert lanes.tickets("decode")[-1] is decodes[2]
     assert not decodes[1].query()
     assert decodes[2].query(), "it is over on the device, though no poll saw it"
 

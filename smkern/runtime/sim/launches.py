@@ -15,7 +15,8 @@ from smkern.runtime.sim.pool import SimPool
 from smkern.runtime.sim.rows import Row, SimRows
 from smkern.runtime.sim.tokens import TokenSource
 
-Run = Callable[[Place], Any]
+Prepared = tuple[Callable[[Place], Any], Callable[[], list[int]]]
+"""What to run, and its tokens once that is over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +77,7 @@ class CheckedLaunches:
         for chunk in run.chunks:
             run.state.rows.append(self._rows.row(chunk.request, chunk.start))
 
-    def prefill(
-        self, run: PrefillRun, first: int, count: int, is_last: bool
-    ) -> tuple[Run, Callable[[], list[int]]]:
+    def prefill(self, run: PrefillRun, first: int, count: int, is_last: bool) -> Prepared:
         """Layers of a batch: what to run, and its tokens."""
         launch = Launch(self._pool)
 
@@ -102,7 +101,7 @@ class CheckedLaunches:
 
         return start, launch.read
 
-    def decode(self, rows: Sequence[Request]) -> tuple[Run, Callable[[], list[int]]]:
+    def decode(self, rows: Sequence[Request]) -> Prepared:
         """A decode step: what to run, and its tokens."""
         launch = Launch(self._pool)
 
@@ -112,9 +111,7 @@ class CheckedLaunches:
 
         return start, launch.read
 
-    def mixed(
-        self, chunks: Sequence[PrefillChunk], rows: Sequence[Request]
-    ) -> tuple[Run, Callable[[], list[int]]]:
+    def mixed(self, chunks: Sequence[PrefillChunk], rows: Sequence[Request]) -> Prepared:
         """A forward of chunks and decode rows: what to run, and its tokens."""
         launch = Launch(self._pool)
 
@@ -181,24 +178,20 @@ class ConstantLaunches:
 
     def __init__(self, token: int) -> None:
         self._token = token
-        self._drawn: dict[int, tuple[Run, Callable[[], list[int]]]] = {}
+        self._drawn: dict[int, Prepared] = {}
 
     def begin(self, run: PrefillRun) -> None:
         """Nothing is kept."""
 
-    def prefill(
-        self, run: PrefillRun, first: int, count: int, is_last: bool
-    ) -> tuple[Run, Callable[[], list[int]]]:
+    def prefill(self, run: PrefillRun, first: int, count: int, is_last: bool) -> Prepared:
         """Layers of a batch."""
         return self._of(sum([chunk.draws for chunk in run.chunks]) if is_last else 0)
 
-    def decode(self, rows: Sequence[Request]) -> tuple[Run, Callable[[], list[int]]]:
+    def decode(self, rows: Sequence[Request]) -> Prepared:
         """A decode step."""
         return self._of(len(rows))
 
-    def mixed(
-        self, chunks: Sequence[PrefillChunk], rows: Sequence[Request]
-    ) -> tuple[Run, Callable[[], list[int]]]:
+    def mixed(self, chunks: Sequence[PrefillChunk], rows: Sequence[Request]) -> Prepared:
         """A forward of chunks and decode rows."""
         return self._of(len(rows) + sum([chunk.draws for chunk in chunks]))
 
@@ -211,7 +204,7 @@ class ConstantLaunches:
     def check_rows(self, requests: Sequence[Request], max_running: int) -> None:
         """Not checked."""
 
-    def _of(self, rows: int) -> tuple[Run, Callable[[], list[int]]]:
+    def _of(self, rows: int) -> Prepared:
         found = self._drawn.get(rows)
         if found is None:
             tokens = [self._token] * rows

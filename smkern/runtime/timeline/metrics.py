@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from smkern.runtime.timeline.meters import Distribution
     from smkern.runtime.timeline.stats import Stats
 
+SWITCH = "From a decision for another split"
 QUANTILES = (("0.5", "p50"), ("0.9", "p90"), ("0.99", "p99"))
 
 
@@ -36,26 +37,17 @@ class StatsCollector:
 
     def collect(self) -> Iterator[Any]:
         """The families of metrics, `smkern_...`; times in seconds, as Prometheus has them."""
-        core = _core()
-        stats = self._read()
+        core, stats = _core(), self._read()
         yield from _counters(core, stats)
         yield from _gauges(core, stats)
-        yield _summary(core, "ttft", "From a request's arrival to its first token", stats.ttft_us)
-        yield _summary(
-            core, "tbt", "Gaps between two tokens of a request, as delivered", stats.tbt_us
-        )
-        yield _summary(
-            core,
-            "switch_host",
-            "From a decision for another split to the first launch on it",
-            stats.switches.host_us,
-        )
-        yield _summary(
-            core,
-            "switch_handover",
-            "From a decision for another split until both sides have launched on it",
-            stats.switches.handover_us,
-        )
+        for name, text, values in (
+            ("ttft", "From a request's arrival to its first token", stats.ttft_us),
+            ("tbt", "Gaps between two tokens of a request, as delivered", stats.tbt_us),
+            ("switch_host", f"{SWITCH} to the first launch on it", stats.switches.host_us),
+            ("switch_handover", f"{SWITCH} until both sides have launched on it",
+             stats.switches.handover_us),
+        ):  # fmt: skip
+            yield _summary(core, name, text, values)
 
 
 def metrics_text(read: Callable[[], Stats]) -> str:
@@ -90,34 +82,29 @@ def _core() -> Any:
 
 
 def _counters(core: Any, stats: Stats) -> Iterator[Any]:
-    yield _counter(core, "requests", "Requests that came", stats.requests)
-    yield _counter(core, "prompt_tokens", "Tokens of their prompts", stats.prompt_tokens)
-    yield _counter(core, "tokens", "Tokens that were delivered", stats.tokens)
-    yield _counter(core, "preemptions", "Requests that gave way", stats.preemptions)
-    yield _counter(core, "switches", "Changes of the split", stats.switches.count)
-    finished = core.CounterMetricFamily(
-        "smkern_finished", "Requests that left, by reason", labels=["reason"]
-    )
-    for reason, count in sorted(stats.finished.items()):
-        finished.add_metric([reason], count)
-    yield finished
-    for name, text, values in (
-        ("flops", "FLOPs of a lane's launches", {x: r.flops for x, r in stats.rates.items()}),
-        ("bytes", "Bytes that they moved", {x: r.bytes_moved for x, r in stats.rates.items()}),
-        (
-            "busy_seconds",
-            "Time with a launch on a lane",
-            {lane: getattr(stats.bubbles, lane).busy_us / 1e6 for lane in LANES},
-        ),
-        (
-            "bubble_seconds",
-            "Time with none while work for the lane existed",
-            {lane: getattr(stats.bubbles, lane).bubble_us / 1e6 for lane in LANES},
-        ),
+    for name, text, value in (
+        ("requests", "Requests that came", stats.requests),
+        ("prompt_tokens", "Tokens of their prompts", stats.prompt_tokens),
+        ("tokens", "Tokens that were delivered", stats.tokens),
+        ("preemptions", "Requests that gave way", stats.preemptions),
+        ("switches", "Changes of the split", stats.switches.count),
     ):
-        family = core.CounterMetricFamily(f"smkern_{name}", text, labels=["lane"])
-        for lane, value in values.items():
-            family.add_metric([lane], value)
+        yield core.CounterMetricFamily(f"smkern_{name}", text, value)
+    rates = stats.rates.items()
+    lanes = [(lane, getattr(stats.bubbles, lane)) for lane in LANES]
+    busy = [(lane, of.busy_us / 1e6) for lane, of in lanes]
+    bubbles = [(lane, of.bubble_us / 1e6) for lane, of in lanes]
+    families: tuple[tuple[str, str, str, Iterable[tuple[str, float]]], ...] = (
+        ("finished", "Requests that left, by reason", "reason", sorted(stats.finished.items())),
+        ("flops", "FLOPs of a lane's launches", "lane", [(x, of.flops) for x, of in rates]),
+        ("bytes", "Bytes that they moved", "lane", [(x, of.bytes_moved) for x, of in rates]),
+        ("busy_seconds", "Time with a launch on a lane", "lane", busy),
+        ("bubble_seconds", "Time with none while work for the lane existed", "lane", bubbles),
+    )
+    for name, text, label, values in families:
+        family = core.CounterMetricFamily(f"smkern_{name}", text, labels=[label])
+        for key, number in values:
+            family.add_metric([key], number)
         yield family
 
 
@@ -136,10 +123,6 @@ def _gauges(core: Any, stats: Stats) -> Iterator[Any]:
         ),
     ):
         yield core.GaugeMetricFamily(f"smkern_{name}", text, value)
-
-
-def _counter(core: Any, name: str, text: str, value: float) -> Any:
-    return core.CounterMetricFamily(f"smkern_{name}", text, value)
 
 
 def _summary(core: Any, name: str, text: str, values: Distribution) -> Any:

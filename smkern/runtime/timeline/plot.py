@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from smkern.errors import ArgumentError
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.timeline.bubbles import gaps
+from smkern.runtime.timeline.bubbles import bubbles, gaps
 from smkern.runtime.timeline.trace import Span, Trace
 
 if TYPE_CHECKING:
@@ -84,8 +84,6 @@ def color_of(name: str) -> str:
 
 
 def _title(trace: Trace) -> str:
-    from smkern.runtime.timeline.bubbles import bubbles
-
     found = bubbles(trace)
     return (
         f"{trace.num_sms} SMs, bubbles while work existed {found.ratio:.1%}, time with no kernel "

@@ -190,7 +190,7 @@ def pages_back_with_an_event_of_another_launch(bench: Bench) -> None:
     bench.over()
     bench.prefill(other)
     bench.decode(one)
-    step = bench.lanes.last("decode")
+    step = bench.lanes.tickets("decode")[-1]
     bench.pool.release(other, step)
     while not step.query():
         bench.lanes.wait()
