@@ -7,7 +7,7 @@ from torch import Tensor
 
 from smkern.device import torch_device
 from smkern.kv.page_pool import PagePool
-from smkern.kv.storage import KvSizes, allocate_storage, layer_views, pages_in_free_memory
+from smkern.kv.storage import KvSizes, allocate_storage, pages_in_free_memory
 from smkern.ops.checks import as_int
 
 
@@ -73,7 +73,8 @@ class KvPool(PagePool):
         self.storage = allocate_storage(sizes, as_int("num_pages", num_pages, 1), where)
         super().__init__(num_pages, sizes.page_size, reuse=reuse)
         self.device = self.storage.device
-        self._layers = [layer_views(self.storage, i) for i in range(sizes.num_layers)]
+        views = self.storage.transpose(3, 4)  # as operators take them
+        self._layers = [(views[i, 0], views[i, 1]) for i in range(sizes.num_layers)]
 
     def __repr__(self) -> str:
         held, cached, free = self.usage

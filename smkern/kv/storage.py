@@ -102,9 +102,3 @@ def allocate_storage(sizes: KvSizes, num_pages: int, device: torch.device) -> Te
             f"{num_pages} pages of {sizes.page_bytes} bytes do not fit on {device}: lower "
             f"num_pages ({str(error).splitlines()[0]})"
         ) from None
-
-
-def layer_views(storage: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-    """The caches of a layer as operators take them: [pages, page_size, kv_heads, head_dim]."""
-    keys, values = storage[layer].transpose(2, 3).unbind(0)
-    return keys, values

@@ -12,7 +12,7 @@ from smkern.errors import ConfigError
 from smkern.limits import FP8_BLOCK, HEAD_DIMS
 from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, check_count, dtypes
 from smkern.models.from_hf import fields_from_hf
-from smkern.models.hub import read_config
+from smkern.models.hub import read_json
 from smkern.models.quantization import Quantization
 from smkern.rope import Rope
 from smkern.tuning.attention.constraints import writes_e4m3
@@ -134,7 +134,8 @@ class ModelConfig:
                 that the operators do not serve.
         """
         if isinstance(source, (str, Path)):
-            source = read_config(Path(source))
+            path = Path(source)
+            source = read_json(path / "config.json" if path.is_dir() else path, ConfigError)
         elif hasattr(source, "to_dict"):
             source = source.to_dict()
         if not isinstance(source, Mapping):

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from smkern.atomic import read_whole
-from smkern.errors import ConfigError, SmkernError
+from smkern.errors import SmkernError
 from smkern.strict_json import parse
-
-CONFIG = "config.json"
 
 
 def read_json(path: Path, error: type[SmkernError]) -> Mapping[str, Any]:
@@ -28,12 +26,3 @@ def read_json(path: Path, error: type[SmkernError]) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise error(f"{path} holds a {type(found).__name__}, wanted an object: download it again")
     return found
-
-
-def read_config(path: Path) -> Mapping[str, Any]:
-    """The configuration in a model's folder, or in a file.
-
-    Raises:
-        ConfigError: it is not there, or no JSON object.
-    """
-    return read_json(path / CONFIG if path.is_dir() else path, ConfigError)
