@@ -25,7 +25,7 @@ from smkern.server.client import EngineClient, EngineError, Event, Generation
 from smkern.server.errors import ApiError, of_engine
 from smkern.server.messages import Ready
 from smkern.server.protocol import Asked, ChatRequest, CompletionRequest
-from smkern.server.responses import DONE, ChatCompletions, Completions, error_event, usage
+from smkern.server.responses import DONE, ChatCompletions, Completions, event, usage
 from smkern.server.text import NO_TOKENIZER, Choice, encode, encode_chat
 
 SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -99,8 +99,6 @@ class Server:
             lifespan=self._lifespan,
         )
 
-    # Routes.
-
     async def _completions(self, request: Request) -> Response:
         asked = CompletionRequest.parse(await self._body(request))
         self._check(asked)
@@ -134,8 +132,6 @@ class Server:
     async def _metrics(self, request: Request) -> Response:
         text = await self._client.metrics() + generate_latest(self._registry).decode()
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
-
-    # Checks.
 
     def _check(self, asked: Asked) -> None:
         self._check_name(asked.model)
@@ -172,8 +168,6 @@ class Server:
                 )  # fmt: skip
         return bytes(found)
 
-    # Generating.
-
     async def _generate(
         self, request: Request, asked: Asked, prompts: Sequence[list[int]], kind: type[Completions]
     ) -> Response:
@@ -203,8 +197,6 @@ class Server:
         async with leaving(generation, request.receive, self._hangups.inc):
             body = await running.whole()
         return JSONResponse(body)
-
-    # Around.
 
     def _guarded(self, path: str, call: Callable[[Request], Any]) -> Callable[[Request], Any]:
         """A route with the key checked, errors answered and responses counted."""
@@ -268,7 +260,7 @@ class Running:
                     for index, (text, tokens) in self._taken(events).items()
                 )
         except ApiError as error:
-            yield error_event(error) + DONE
+            yield event(error.body()) + DONE
             return
         yield wording.last(usage(self._prompts, choices)) + DONE if with_usage else DONE
 
@@ -318,7 +310,6 @@ class EventStream(Response):
         self, body: AsyncIterator[bytes], generation: Generation, on_hangup: Callable[[], None]
     ) -> None:
         self.status_code = 200
-        self.background = None
         self.init_headers(SSE)
         self._body = body
         self._generation = generation

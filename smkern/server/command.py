@@ -147,14 +147,9 @@ def run_server(app: Any, client: Any, place: socket.socket, grace_s: int) -> Non
         server.should_exit = True
 
     client.on_failure = stop
-    stops = (signal.SIGINT, signal.SIGTERM)
     # uvicorn stops by them, and then raises them again
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in stops}
-    try:
+    with handled(signal.SIGINT, signal.SIG_IGN), handled(signal.SIGTERM, signal.SIG_IGN):
         server.run(sockets=[place])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -175,7 +170,8 @@ def engine_process(options: dict[str, Any]) -> Iterator[tuple[Connection, Any]]:
     process.start()
     theirs.close()
     try:
-        with exits_on_sigterm():
+        # by an exception, so that this process leaves no other behind
+        with handled(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)):
             try:
                 message = ours.recv()
             except EOFError:
@@ -197,13 +193,13 @@ def engine_process(options: dict[str, Any]) -> Iterator[tuple[Connection, Any]]:
 
 
 @contextmanager
-def exits_on_sigterm() -> Iterator[None]:
-    """A SIGTERM ends this process by an exception, so that it leaves no other behind."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def handled(number: int, handler: Any) -> Iterator[None]:
+    """A signal is handled so meanwhile, and as before behind it."""
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 def begin_engine(connection: Connection, options: dict[str, Any]) -> None:

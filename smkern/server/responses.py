@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
-from smkern.server.errors import ApiError
 from smkern.server.text import Choice
 
 DONE = b"data: [DONE]\n\n"
@@ -17,11 +16,6 @@ DONE = b"data: [DONE]\n\n"
 def event(body: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
-
-
-def error_event(error: ApiError) -> bytes:
-    """What ends a stream that failed."""
-    return event(error.body())
 
 
 def usage(prompts: Iterable[Sequence[int]], choices: Sequence[Choice]) -> dict[str, Any]:
