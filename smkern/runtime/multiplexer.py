@@ -133,8 +133,6 @@ class Multiplexer:
         self._unread: deque[Output] = deque()
         self._is_closed = False
 
-    # Requests.
-
     def submit(
         self,
         prompt: Prompt,
@@ -213,8 +211,6 @@ class Multiplexer:
         """Whether nothing waits, runs, or is on its way."""
         outputs = self._unread or self._outputs.outputs
         return not (self._requests or self._launcher.in_flight or outputs)
-
-    # The loop.
 
     def run(self) -> Iterator[Output]:
         """Serve until nothing is left, also of what is submitted meanwhile; yields every token as

@@ -41,6 +41,9 @@ class MixedRunner:
         state: The rows.
         prompts: Buffers of prefill slot 0: plan of what no graph serves.
         graphs: Has the graphs.
+
+    Attributes:
+        launches: Kernels of a forward, at most.
     """
 
     def __init__(
@@ -56,10 +59,13 @@ class MixedRunner:
         self._state = state
         self._prompts = prompts
         self._graphs = graphs
+        layers, summed = model.config.num_layers, sizes.is_summed(model)
+        self._layer_launches = sizes.layer_launches(model.config, summed=summed)
+        self.launches = layers * self._layer_launches + OTHER_LAUNCHES
         # Only where two forwards are more than a stream's queue holds.
         self._marks: Marks | None = None
         if state.device.type == "cuda" and 2 * self.launches > MAX_QUEUED_LAUNCHES:
-            self._marks = Marks(model.config.num_layers, self.launches, state.device)
+            self._marks = Marks(layers, self.launches, state.device)
 
     def size(self, chunks: Sequence[PrefillChunk], lengths: Sequence[int]) -> Size:
         """What the forward is made of.
@@ -70,15 +76,6 @@ class MixedRunner:
         """
         layers = self._model.config.num_layers
         return Size(size_chunks(chunks), layers, layers, True, len(lengths), sum(lengths))
-
-    @property
-    def launches(self) -> int:
-        """Kernels of a forward, at most."""
-        return self._model.config.num_layers * self._layer_launches + OTHER_LAUNCHES
-
-    @property
-    def _layer_launches(self) -> int:
-        return sizes.layer_launches(self._model.config, summed=sizes.is_summed(self._model))
 
     def work(
         self,

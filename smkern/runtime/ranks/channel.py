@@ -292,9 +292,6 @@ class Link:
         with suppress(OSError):  # `receive` finds rank 0 gone
             self._connection.send((number, error))
 
-    def close(self) -> None:
-        self._connection.close()
-
 
 def open_links(tp: TensorParallel) -> Links | Link:
     """The channel of a run; called on all ranks, and waits for all.

@@ -241,7 +241,7 @@ def gaps(trace: Trace) -> tuple[Gap, ...]:
     for state in trace.states:
         meter.state(state)
     found = []
-    for lane in trace.lanes:
+    for lane in LANES:
         found += [gap for span in trace.lane(lane) if (gap := meter.span(span)) is not None]
     return tuple(found)
 

@@ -83,16 +83,12 @@ class Samples:
         """The distribution so far."""
         if not self.count:
             return Distribution()
-        p50, p90, p99 = self.percentiles(50, 90, 99)
-        return Distribution(self.count, self.total / self.count, p50, p90, p99, self.max)
-
-    def percentiles(self, *percents: float) -> tuple[float, ...]:
-        """The smallest values that are at least as large as so many percent of all."""
         if self._bins is None:
             ordered = [(value, 1) for value in sorted(self._values)]
         else:
             ordered = [(_middle(index), n) for index, n in sorted(self._bins.items())]
-        return tuple(min(self.max, self._at(ordered, percent)) for percent in percents)
+        p50, p90, p99 = (min(self.max, self._at(ordered, percent)) for percent in (50, 90, 99))
+        return Distribution(self.count, self.total / self.count, p50, p90, p99, self.max)
 
     def _at(self, ordered: list[tuple[float, int]], percent: float) -> float:
         wanted = max(1, math.ceil(self.count * percent / 100 - 1e-9))

@@ -209,12 +209,6 @@ class Trace:
             times += [record.at_us for record in part]
         return min(times, default=0.0), max(times, default=0.0)
 
-    @property
-    def lanes(self) -> tuple[Lane, ...]:
-        """Lanes that ran something."""
-        seen = {span.lane for span in self.spans}
-        return tuple(lane for lane in LANES if lane in seen)
-
     def split(self) -> tuple[tuple[float, int, int], ...]:
         """Moments at which the lanes' SMs changed: when, the decode side's, the prefill side's.
 
