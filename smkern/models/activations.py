@@ -222,7 +222,6 @@ class _Field(NamedTuple):
 
 
 def _fields(config: ModelConfig) -> dict[str, _Field]:
-    """A model's buffers by name."""
     hidden, dtype, moe = (config.hidden_size,), config.dtype, config.moe
     found = {
         "hidden": _Field("token", hidden, dtype),
@@ -278,7 +277,6 @@ def _quantized_widths(config: ModelConfig) -> dict[str, tuple[_Rows, int]]:
 
 
 def _counts(config: ModelConfig, tokens: int, batch: int) -> dict[_Rows, int]:
-    """Rows of each kind in a step."""
     counts: dict[_Rows, int] = {"token": tokens, "request": batch}
     if config.moe is not None:
         counts["slot"] = tokens * config.moe.top_k

@@ -243,7 +243,6 @@ def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool)
 
 
 def _is_scale(name: str) -> bool:
-    """Whether a tensor of `Weights.named` holds scales."""
     return name.endswith((SCALE, INVERSE, INPUT_SCALE, *KV_SCALES))
 
 

@@ -138,7 +138,6 @@ def _copied(config: ModelConfig) -> list[int]:
 
 
 def _of_qkv(config: ModelConfig) -> str:
-    """The epilogue of the product that makes queries, keys and values."""
     return "bias" if config.qkv_bias else "none"
 
 

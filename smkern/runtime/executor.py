@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -61,8 +61,7 @@ class Draw:
     """
 
     requests: tuple[Request, ...]
-    read: Any
-    """Callable[[], list[int]]"""
+    read: Callable[[], list[int]]
 
 
 @dataclass(slots=True, eq=False)

@@ -317,7 +317,6 @@ class Interleaver:
                 self._queued[lane].append(ticket)
 
     def _has_room(self, lane: Lane, work: Work | None) -> bool:
-        """Whether the lane's queue has room for work."""
         queue = self._queued[lane]
         launches = self._launches[lane] + (1 if work is None else work.launches)
         if not queue or launches <= self._max_queued:
@@ -339,7 +338,6 @@ class Interleaver:
         return place
 
     def _end(self, ticket: Ticket) -> Ticket:
-        """A launch is over."""
         self._launches[ticket.lane] -= ticket.work.launches
         self._refused.pop(ticket.lane, None)
         ticket.seen_us = self.device.now_us()

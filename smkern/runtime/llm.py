@@ -346,7 +346,6 @@ class LLM:
 
 
 def _device_in(partition: Partition, device: torch.device) -> Any:
-    """A partition as the device that all runs on."""
     if device.type != "cuda":
         raise ArgumentError(
             f"partition={shown(partition)} for weights on {device}: partitions are a GPU's; pass "

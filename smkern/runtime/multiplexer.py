@@ -339,13 +339,11 @@ class Multiplexer:
         self._scheduler.has_news = True
 
     def _take(self) -> list[Output]:
-        """What is to be handed out."""
         outputs, self._outputs.outputs = [*self._unread, *self._outputs.outputs], []
         self._unread.clear()
         return outputs
 
     def _advance(self, began: float) -> None:
-        """Poll; let what can be launched be decided and launched."""
         scheduler = self._scheduler
         if self._future:
             for request in self._future.due(self._lanes.device.now_us()):

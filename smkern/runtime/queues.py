@@ -294,7 +294,6 @@ class RequestQueues:
         return True
 
     def _extend(self, steps: int) -> bool:
-        """Pages for so many steps of all, or none."""
         needs: dict[Request, int] = {}
         for request in self.running:
             tokens = request.num_tokens + steps - 1

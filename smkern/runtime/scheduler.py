@@ -288,7 +288,6 @@ class Scheduler:
         return launched
 
     def _state(self) -> None:
-        """What there is to do now, for the timeline."""
         self._timeline.state(
             self._lanes.device.now_us(),
             decoding=len(self._queues.running),
@@ -306,6 +305,5 @@ def _is_steady(snapshot: Snapshot, decision: Decision) -> bool:
 
 
 def _asks(decision: Decision, snapshot: Snapshot) -> bool:
-    """Whether a decision asks for anything to be launched."""
     decodes = bool(snapshot.batch) and not decision.pause_decode
     return decodes or bool(decision.prefill) or decision.layers > 0

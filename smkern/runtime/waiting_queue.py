@@ -95,7 +95,6 @@ class WaitingQueue:
         return self._views
 
     def _comes_first(self, request: Request) -> None:
-        """A request is among the first now."""
         self._views = None
         if request.num_expected is None:
             self._new.append(request)
@@ -113,14 +112,12 @@ class WaitingQueue:
             self.look_again(request)
 
     def _place(self, request: Request) -> int:
-        """Where a request of the queue is."""
         assert request.queue_key is not None, request
         at = bisect_left(self._keys, request.queue_key)
         assert self.requests[at] is request, request
         return at
 
     def _key(self, request: Request, view: Waiting) -> tuple[int, float, float, int]:
-        """Where a request waits, as a number that is compared."""
         try:
             key = checked_key(self._order, view)
         except Exception as error:  # noqa: BLE001  an order of the user's may raise anything

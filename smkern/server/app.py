@@ -171,7 +171,6 @@ class Server:
     async def _generate(
         self, request: Request, asked: Asked, prompts: Sequence[list[int]], kind: type[Completions]
     ) -> Response:
-        """Submit all choices of a request, and answer with them."""
         prompt_of = [prompt for prompt in prompts for _ in range(asked.n or 1)]
         params = [
             asked.sampling(self._ready, len(prompt), at % (asked.n or 1))

@@ -203,7 +203,6 @@ class EngineClient:
             self._connection.send(message)
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The body of the thread that reads, until the engine is gone."""
         message: FromEngine | None = None
         while not isinstance(message, Failed):
             try:
@@ -251,7 +250,6 @@ class EngineClient:
             future.set_exception(answer)
 
     def _failed(self, fault: Fault) -> None:
-        """The engine is gone: all that waits for it is told."""
         if self._is_stopping:
             return
         self.failure = fault

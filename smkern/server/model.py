@@ -135,7 +135,6 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
 
 
 def _policy(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Policy:
-    """The policy, with what says how long the model's launches take where it asks."""
     predictor = _predictor(config, options, gpu) if asks_predictor(options.policy) else None
     return policy_named(options.policy, predictor, tbt_slo_ms=options.tbt_ms, order=options.order)
 

@@ -246,7 +246,6 @@ def _no_parameter(name: str) -> str:
 
 
 def _first_of(errors: ValidationError) -> ApiError:
-    """What is wrong with a body, the first of it."""
     first = errors.errors(include_url=False, include_context=False, include_input=False)[0]
     param = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -12,7 +12,7 @@ from smkern.latency import Size
 from smkern.policies import Chunked
 from smkern.runtime.interleaver import MAX_QUEUED_LAUNCHES, ROOM_US
 from smkern.runtime.model import marks
-from smkern.runtime.model.marks import MARKS, RING, Marks
+from smkern.runtime.model.marks import MARKS, RING, mark_ring
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import LAYER_LAUNCHES, SimExecutor
 from smkern.runtime.timeline.trace import Span
@@ -105,10 +105,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
 
 
 def test_marks_count_what_is_left(made: list[FakeEvent]) -> None:
-    ring = Marks(64, 64 * 9 + 14, GPU)
+    ring = mark_ring(64, 64 * 9 + 14, GPU)
     assert len(made) == RING * (MARKS - 1)
     assert all(event.records == 1 for event in made)  # before serving
-    mark = ring.next()
+    mark = next(ring)
     for layer in range(64):
         mark.layer_done(layer)
     mine = [event for event in made if event.records == 2]
@@ -121,13 +121,13 @@ def test_marks_count_what_is_left(made: list[FakeEvent]) -> None:
     for event in mine:
         event.over = True
     assert mark.left() == 590 - 56 * 9
-    others: list[Any] = [ring.next() for _ in range(RING)]
+    others: list[Any] = [next(ring) for _ in range(RING)]
     assert others[-1] is mark
     assert len({id(other) for other in others}) == RING
 
 
 def test_marks_of_few_layers(made: list[FakeEvent]) -> None:
-    mark = Marks(3, 30, GPU).next()
+    mark = next(mark_ring(3, 30, GPU))
     for layer in range(3):
         mark.layer_done(layer)
     for event in made:
@@ -136,7 +136,7 @@ def test_marks_of_few_layers(made: list[FakeEvent]) -> None:
 
 
 def test_an_error_of_the_device_leaves_all(made: list[FakeEvent]) -> None:
-    mark = Marks(16, 160, GPU).next()
+    mark = next(mark_ring(16, 160, GPU))
 
     def fail() -> bool:
         raise RuntimeError("an illegal memory access was encountered")

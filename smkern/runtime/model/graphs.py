@@ -255,7 +255,6 @@ class GraphCache:
         self._forget_choices()
 
     def _forget_choices(self) -> None:
-        """The graphs are others now."""
         self._instead.clear()
         self._asked = None
 
@@ -323,7 +322,6 @@ class GraphCache:
         return GraphKey(0, bucket, context_bucket(longest, self._max_context), mixed=True)
 
     def _made(self, key: GraphKey, place: Place) -> DecodeGraph | MixedGraph:
-        """A graph, captured."""
         if not key.mixed:
             return self._make(key, place, capture=True)
         assert self._mixed is not None
@@ -349,7 +347,6 @@ class GraphCache:
         )
 
     def _plan_shape(self, key: GraphKey) -> AttentionShape:
-        """What attention's plan is sized by."""
         config = self._model.config
         return AttentionShape(
             batch=key.batch,
@@ -384,5 +381,4 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _new_pool(device: torch.device) -> Any:
-    """Memory that graphs share, on a GPU."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -51,23 +52,17 @@ class Mark:
         return self._launches - done * (self._launches // self._num_layers)
 
 
-class Marks:
-    """Tells how far forwards are that are so long that a stream's queue does not hold two.
+def mark_ring(num_layers: int, launches: int, device: torch.device) -> Iterator[Mark]:
+    """The mark of each next forward, where a stream's queue does not hold two.
 
     The second is launched once enough of the first is done, so the device never runs dry between
-    them. A mark takes the host about a microsecond, and the device nothing that shows.
+    them. A mark takes the host about a microsecond, and the device nothing that shows; its events
+    were another forward's `RING` forwards ago.
 
     Args:
         num_layers: Layers of a forward.
         launches: Its kernels.
         device: Where they run.
     """
-
-    def __init__(self, num_layers: int, launches: int, device: torch.device) -> None:
-        layers = sorted({num_layers * part // MARKS - 1 for part in range(1, MARKS)} - {-1})
-        self._ring = deque(Mark(layers, num_layers, launches, device) for _ in range(RING))
-
-    def next(self) -> Mark:
-        """The mark of the next forward, whose events were another's `RING` forwards ago."""
-        self._ring.rotate(-1)
-        return self._ring[-1]
+    layers = sorted({num_layers * part // MARKS - 1 for part in range(1, MARKS)} - {-1})
+    return cycle([Mark(layers, num_layers, launches, device) for _ in range(RING)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from smkern.latency import Size
@@ -12,7 +12,7 @@ from smkern.runtime.executor import PrefillChunk, size_chunks
 from smkern.runtime.interleaver import MAX_QUEUED_LAUNCHES
 from smkern.runtime.model import sizes
 from smkern.runtime.model.graphs import GraphCache
-from smkern.runtime.model.marks import Marks
+from smkern.runtime.model.marks import Mark, mark_ring
 from smkern.runtime.model.mixed_graph import MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers
 from smkern.runtime.model.reads import Read, Source
@@ -63,9 +63,9 @@ class MixedRunner:
         self._layer_launches = sizes.layer_launches(model.config, summed=summed)
         self.launches = layers * self._layer_launches + OTHER_LAUNCHES
         # Only where two forwards are more than a stream's queue holds.
-        self._marks: Marks | None = None
+        self._marks: Iterator[Mark] | None = None
         if state.device.type == "cuda" and 2 * self.launches > MAX_QUEUED_LAUNCHES:
-            self._marks = Marks(layers, self.launches, state.device)
+            self._marks = mark_ring(layers, self.launches, state.device)
 
     def size(self, chunks: Sequence[PrefillChunk], lengths: Sequence[int]) -> Size:
         """What the forward is made of.
@@ -97,7 +97,7 @@ class MixedRunner:
             # the head has the end of the last layer with it
             launches = self._layer_launches + OTHER_LAUNCHES if has_graph else self.launches
             return Work("mixed", lambda place: launch(place, None), size, launches, about)
-        mark = self._marks.next()
+        mark = next(self._marks)
         return Work(
             "mixed", lambda place: launch(place, mark.layer_done), size, self.launches, about,
             lambda end: mark.left(),

@@ -292,7 +292,6 @@ class SimDevice(Device):
         item.is_launched = True
 
     def _is_alone(self, item: Queued) -> bool:
-        """Whether nothing else is on the device."""
         return self.lost_by is None and all(
             not queue or (len(queue) == 1 and queue[0] is item) for queue in self._lanes.values()
         )
@@ -322,7 +321,6 @@ class SimDevice(Device):
         return False
 
     def _end_heads(self) -> list[SimEvent]:
-        """Take what is over out of the lanes."""
         over: list[SimEvent] = []
         if self.lost_by is not None:
             return over
@@ -355,7 +353,6 @@ class SimDevice(Device):
         return list(zip(running, self._slowdowns(*running), strict=True))
 
     def _slowdowns(self, one: Queued, other: Queued) -> list[float]:
-        """How many times longer than alone two launches take beside each other."""
         if self._pair is None or self._pair[0] is not one or self._pair[1] is not other:
             slow = [self._slowdown(one, other), self._slowdown(other, one)]
             self._pair = one, other, slow

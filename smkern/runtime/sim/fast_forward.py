@@ -105,7 +105,6 @@ class FastForward:
 
 
 def _later(work: Work, steps: int) -> Work:
-    """A decode step so many steps later."""
     assert work.size is not None
     size = replace(work.size, total_kv=work.size.total_kv + steps * work.size.batch)
     return replace(work, size=size)

@@ -158,7 +158,6 @@ class CheckedLaunches:
         return any(self._rows.get(chunk.request) is row for chunk, row in rows)
 
     def _event(self, lane: Lane, place: Place, sides: tuple[str, ...]) -> SimEvent:
-        """The event of the launch that is being made."""
         event = self._device.launching
         assert event is not None, "work of a simulated executor runs on its device alone"
         if event.lane != lane or place.side not in sides:

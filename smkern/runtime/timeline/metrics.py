@@ -126,7 +126,6 @@ def _gauges(core: Any, stats: Stats) -> Iterator[Any]:
 
 
 def _summary(core: Any, name: str, text: str, values: Distribution) -> Any:
-    """A summary with quantiles, in seconds."""
     full = f"smkern_{name}_seconds"
     family = core.SummaryMetricFamily(full, text)
     for quantile, field in QUANTILES:

@@ -212,10 +212,10 @@ def test_a_long_mixed_forward_tells_how_far_it_is(prompts: list[list[int]]):
     """Each layer that is launched is told to the forward's own mark."""
     layers: list[int] = []
     run = Run(prompts)
-    mark = SimpleNamespace(layer_done=layers.append, left=lambda: 7)
     short, _ = run.executor.mixed([run.chunk(run.requests[0])], [])
     assert short.left is None
-    run.executor._mixed._marks = SimpleNamespace(next=lambda: mark)  # type: ignore[assignment]
+    mark: Any = SimpleNamespace(layer_done=layers.append, left=lambda: 7)
+    run.executor._mixed._marks = iter([mark])
     work, _ = run.executor.mixed([run.chunk(run.requests[0])], [])
     assert not layers
     run.launch("decode", work)
