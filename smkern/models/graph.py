@@ -19,6 +19,8 @@ from smkern.ops import sample
 from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 
+STOP_TOKENS = 4
+"""Stop tokens of a request, in inputs that `DecodeInputs.make` makes."""
 WARMUP_RUNS = 2
 """The first run loads kernels; the second finds all workspaces in place, as replays will."""
 
@@ -95,16 +97,13 @@ class DecodeInputs:
     seeds: Tensor
 
     @classmethod
-    def make(
-        cls, batch: int, page_table: Tensor, *, max_kv_len: int, max_stop_tokens: int = 4
-    ) -> DecodeInputs:
+    def make(cls, batch: int, page_table: Tensor, *, max_kv_len: int) -> DecodeInputs:
         """Inputs whose rows are all finished, on the page table's device.
 
         Args:
             batch: Requests.
             page_table: [batch, max_pages] int32; not copied.
             max_kv_len: Initial value of `max_lengths`.
-            max_stop_tokens: Stop tokens of a request.
 
         Raises:
             ArgumentError: a page table of another shape or dtype.
@@ -127,7 +126,7 @@ class DecodeInputs:
             page_table=page_table,
             finished=full(True, torch.bool),
             max_lengths=full(max_kv_len, torch.int32),
-            stop_tokens=full(-1, torch.int32, max(max_stop_tokens, 1)),
+            stop_tokens=full(-1, torch.int32, STOP_TOKENS),
             temperature=full(0, torch.float32),
             top_k=full(0, torch.int32),
             top_p=full(1, torch.float32),

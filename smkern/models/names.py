@@ -36,11 +36,6 @@ def name_of_scale(name: str) -> str:
     return name
 
 
-def named_layer(config: ModelConfig, layer: Layer) -> dict[str, Tensor]:
-    """Views of a layer's weights by what follows its number in their names."""
-    return dict(_layer(config, layer))
-
-
 def has_kv_scales(names: Iterable[str]) -> bool:
     """Whether a checkpoint with these names has scales of an fp8 cache."""
     return any(name_of_scale(name).endswith(KV_SCALES) for name in names)
@@ -78,7 +73,8 @@ def is_ignorable(name: str, config: ModelConfig) -> bool:
     return layer is not None and int(layer[1]) >= config.num_layers
 
 
-def _layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor]]:
+def named_layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor]]:
+    """What follows a layer's number in the names of its weights, and views of these."""
     scales = layer.scales
     yield "input_layernorm.weight", layer.input_norm
     yield "post_attention_layernorm.weight", layer.post_norm

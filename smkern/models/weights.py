@@ -146,8 +146,8 @@ class Weights:
             if shard.size == 1:
                 return made
             kept = empty_layer(part, make)
-            whole = named_layer(config, made)
-            for name, place in named_layer(part, kept).items():
+            whole = dict(named_layer(config, made))
+            for name, place in named_layer(part, kept):
                 place.copy_(shard.cut(name, whole[name], config.num_kv_heads))
             return kept
 
@@ -233,7 +233,7 @@ class Weights:
         if self.lm_head is not self.embed:
             found["lm_head.weight"] = self.lm_head
         for index, layer in enumerate(self.layers):
-            for name, tensor in named_layer(self.config, layer).items():
+            for name, tensor in named_layer(self.config, layer):
                 found[f"model.layers.{index}.{name}"] = tensor
             if self.kv_scales is not None:
                 for at, name in enumerate(KV_SCALES):

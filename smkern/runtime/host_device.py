@@ -41,7 +41,6 @@ class HostDevice(Device):
     """Runs each work when it is launched, for models on CPU tensors and for tests.
 
     Args:
-        num_sms: What places are cut from; nothing is confined.
         rungs: Rungs of the splits that it plays.
 
     Example:
@@ -53,8 +52,8 @@ class HostDevice(Device):
         (True, 32)
     """
 
-    def __init__(self, *, num_sms: int = HOST_SMS, rungs: Sequence[int] = ()) -> None:
-        self.num_sms = num_sms
+    def __init__(self, *, rungs: Sequence[int] = ()) -> None:
+        self.num_sms = HOST_SMS  # nothing is confined
         self.rungs = tuple(sorted(rungs))
 
     def now_us(self) -> float:

@@ -72,18 +72,16 @@ class SteadyBatch:
         self.version = queues.version
         return True
 
-    def advance(self) -> int:
-        """A step was launched; its number, 1 for the first since this was made."""
-        self.launched += 1
-        self.least_left -= 1
-        self.most_left -= 1
+    def advance(self, steps: int = 1) -> int:
+        """Steps were launched; the last one's number, 1 for the first since this was made."""
+        self.launched += steps
+        self.least_left -= steps
+        self.most_left -= steps
         return self.launched
 
     def skip(self, queues: RequestQueues, steps: int) -> None:
         """So many steps were launched, and their requests told of them; pages are plenty."""
-        self.launched += steps
-        self.least_left -= steps
-        self.most_left -= steps
+        self.advance(steps)
         self.count()
         has_room = self.extend(queues, 1)
         assert has_room, "pages of steps that were skipped"

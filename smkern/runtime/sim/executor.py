@@ -60,6 +60,7 @@ class SimExecutor(Executor):
     Attributes:
         device, config, pool, max_running, max_prefill, max_tokens, max_context: See `Executor`.
         checks: As given.
+        hazards: What went wrong that a GPU would not have told; empty after a correct run.
 
     Raises:
         ArgumentError: limits below 1, `end_probability` without `checks`, or a device without a
@@ -109,12 +110,12 @@ class SimExecutor(Executor):
             )
         self.device = device
         self._source = TokenSource(config, end_probability)
-        self._hazards: list[str] = []
+        self.hazards: list[str] = []
         self._launches: CheckedLaunches | ConstantLaunches
         self.pool: PagePool
         if checks:
             pool = SimPool(num_pages, page_size, device, reuse=reuse)
-            self.pool, self._hazards = pool, pool.hazards
+            self.pool, self.hazards = pool, pool.hazards
             self._launches = CheckedLaunches(device, pool, self._source, self.max_context)
         elif end_probability:
             raise ArgumentError(
@@ -124,11 +125,6 @@ class SimExecutor(Executor):
         else:
             self.pool = PagePool(num_pages, page_size, reuse=reuse)
             self._launches = ConstantLaunches(self._source.plain_token)
-
-    @property
-    def hazards(self) -> list[str]:
-        """What went wrong that a GPU would not have told; empty after a correct run."""
-        return self._hazards
 
     def completion(self, request: Request) -> list[int]:
         """The tokens that a request draws, whatever the schedule."""

@@ -41,6 +41,9 @@ class Timeline:
             from before the oldest of those launches; 0: nothing.
         predictor: Says how long launches should take, when the timeline is read.
 
+    Attributes:
+        latest_state: What there is to do, as far as records are in order.
+
     Raises:
         ArgumentError: a negative capacity, or no SM.
 
@@ -74,7 +77,7 @@ class Timeline:
         self._states: deque[State] = deque(maxlen=capacity)
         self._notes: deque[Note] = deque(maxlen=capacity)
         self._ends: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
-        self._state = State(0.0)
+        self.latest_state = State(0.0)
         self._readers: list[Reader] = []
         self._dropped = 0
 
@@ -177,11 +180,6 @@ class Timeline:
                 return False
         return True
 
-    @property
-    def latest_state(self) -> State:
-        """What there is to do, as far as records are in order."""
-        return self._state
-
     def trace(self) -> Trace:
         """All that is kept, launches still on their way included."""
         self.settle()
@@ -270,14 +268,14 @@ class Timeline:
 
     def _stated(self, at_us: float, decoding: int, prefilling: int, waiting: int) -> None:
         self._latest_us = max(self._latest_us, at_us)
-        is_blocked = waiting > 0 and self._state.is_blocked
-        is_split = self._state.is_split
+        is_blocked = waiting > 0 and self.latest_state.is_blocked
+        is_split = self.latest_state.is_split
         self._enter(State(at_us, decoding, prefilling, waiting, is_blocked, is_split))
 
     def _enter(self, state: State) -> None:
-        if state[1:] == self._state[1:]:
+        if state[1:] == self.latest_state[1:]:
             return
-        self._state = state
+        self.latest_state = state
         self._states.append(state)
         for reader in self._readers:
             reader.state(state)
