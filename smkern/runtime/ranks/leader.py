@@ -123,9 +123,8 @@ class RankExecutor(Executor):
     def __init__(self, executor: ModelExecutor, links: Links) -> None:
         self._executor = executor
         self._links = links
-        self._device = RankDevice(executor.device, links)
+        self.device: RankDevice = RankDevice(executor.device, links)
         self._told = Told(executor.pool)
-        self.device = self._device
         self.config = executor.config
         self.pool = executor.pool
         self.max_running = executor.max_running
@@ -141,13 +140,13 @@ class RankExecutor(Executor):
     def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
         call = self._links.tell("prefill", run.slot, first, count)
         work = self._here(call, lambda: self._executor.prefill(run, first, count))
-        self._device.prepared([work], call)
+        self.device.prepared([work], call)
         return work
 
     def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
         call = self._links.tell("decode", self._told.records(requests), steps)
         works = self._here(call, lambda: self._executor.decode(requests, steps))
-        self._device.prepared([work for work, _ in works], call)
+        self.device.prepared([work for work, _ in works], call)
         return works
 
     def prepare_next(self, requests: Sequence[Request], steps: int) -> None:
@@ -162,7 +161,7 @@ class RankExecutor(Executor):
             "mixed", records, chunk_records(chunks), [request.index for request in requests]
         )
         work, draw = self._here(call, lambda: self._executor.mixed(chunks, requests))
-        self._device.prepared([work], call)
+        self.device.prepared([work], call)
         return work, draw
 
     def ready_rungs(self, batch: int, longest: int) -> tuple[int | None, ...] | None:

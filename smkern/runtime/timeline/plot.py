@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {"decode": "#1b6ca8", "prefill": "#e0a030", "mixed": "#6a994e"}
-"""By the work's name; others are `OTHER`."""
+"""By the work's name; an engine's own names share `OTHER`."""
 OTHER = "#8d6a9f"
 BUBBLE = "#c8553d"
 IDLE = "#e4e4e4"
@@ -78,11 +79,6 @@ def draw(
     return path
 
 
-def color_of(name: str) -> str:
-    """The colour of work by its name; an engine's own names share one."""
-    return COLORS.get(name, OTHER)
-
-
 def _title(trace: Trace) -> str:
     found = bubbles(trace)
     return (
@@ -104,19 +100,16 @@ def _lanes(
         {span.name for span in shown},
         key=lambda name: (order.index(name) if name in order else len(order), name),
     )
-    thin_us = EDGED * (window[1] - window[0])
-    for name in names:
-        for lane in LANES:
-            for is_over, alpha in ((True, 1.0), (False, 0.35)):
-                mine = [s for s in shown if (s.name, s.lane, s.is_over) == (name, lane, is_over)]
-                for is_thin in (True, False):
-                    stretches = [
-                        (s.begin_us, s.end_us) for s in mine if (s.duration_us < thin_us) == is_thin
-                    ]
-                    edge = 0.0 if is_thin else 0.3
-                    color = color_of(name)
-                    _bars(axis, lane, stretches, origin_us, color, edge=edge, alpha=alpha)
     width_us = window[1] - window[0]
+    for kind in product(names, LANES, (True, False), (True, False)):
+        name, lane, is_over, is_thin = kind
+        stretches = [
+            (s.begin_us, s.end_us)
+            for s in shown
+            if (s.name, s.lane, s.is_over, s.duration_us < EDGED * width_us) == kind
+        ]
+        edge, alpha = 0.0 if is_thin else 0.3, 1.0 if is_over else 0.35
+        _bars(axis, lane, stretches, origin_us, COLORS.get(name, OTHER), edge=edge, alpha=alpha)
     for span in shown:
         begin_us, end_us = max(span.begin_us, window[0]), min(span.end_us, window[1])
         if end_us - begin_us >= LABELLED * width_us:
@@ -132,7 +125,7 @@ def _lanes(
 def _legend(axis: Axes, names: Iterable[str]) -> None:
     from matplotlib.patches import Patch
 
-    handles = [Patch(color=color_of(name), label=name) for name in names]
+    handles = [Patch(color=COLORS.get(name, OTHER), label=name) for name in names]
     handles.append(Patch(facecolor=BUBBLE, edgecolor="white", hatch="////", label="bubble"))
     handles.append(Patch(facecolor=IDLE, edgecolor="white", hatch="////", label="nothing to do"))
     axis.legend(
