@@ -12,7 +12,7 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.layered import checked_positions, forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
-from smkern.models.parts import agree_on_model, embed_part, lane_of, sum_up
+from smkern.models.parts import agree_on_model, embed_part, lane_of
 from smkern.models.products import Operand, attended, attended_scale, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
@@ -203,7 +203,11 @@ class Decoder:
             self._mlp(layer, piece, num_sms, lane)
             lane.send(piece.normed)
         for piece in pieces:
-            sum_up(lane, self.weights, index, piece, num_sms, eps=self.config.rms_eps)
+            if index + 1 == len(self.weights.layers):
+                lane.add(piece.normed, piece.hidden, num_sms=num_sms)
+            else:  # with the norm of the next layer: one pass over the rows less
+                norm, eps = self.weights.layers[index + 1].input_norm, self.config.rms_eps
+                lane.add_rms_norm(piece.normed, piece.hidden, norm, eps=eps, num_sms=num_sms)
 
     def _attention(self, layer: Layer, index: int, step: Step) -> None:
         """From the residual stream to what the heads read."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from smkern import ops
-from smkern.models.activations import StepBuffers
 from smkern.models.step import Step
 from smkern.models.tensor_parallel import Collective, TensorParallel
 from smkern.models.weights import Weights
@@ -61,29 +60,6 @@ def embed_part(tp: TensorParallel, table: Tensor, step: Step) -> None:
     torch.sub(ids, tp.rank * table.shape[0], out=room)
     ops.embedding(room, table, out=b.hidden, num_sms=step.num_sms)
     lane_of(tp, step).all_reduce(b.hidden)
-
-
-def sum_up(
-    lane: Collective, weights: Weights, index: int, b: StepBuffers, num_sms: int | None, *,
-    eps: float,
-) -> None:  # fmt: skip
-    """What a layer's MLP computed, over all ranks, onto the residual stream.
-
-    The norm of the next layer goes with it into `normed`: one pass over the rows less.
-
-    Args:
-        lane: The sums of the step.
-        weights: The model's.
-        index: The layer's.
-        b: The step's rows, or some of them; the MLP's part is in their `normed`.
-        num_sms: SMs to use at most.
-        eps: Of the norm.
-    """
-    if index + 1 == len(weights.layers):
-        lane.add(b.normed, b.hidden, num_sms=num_sms)
-        return
-    norm = weights.layers[index + 1].input_norm
-    lane.add_rms_norm(b.normed, b.hidden, norm, eps=eps, num_sms=num_sms)
 
 
 def _bytes(tensor: Tensor) -> bytes:

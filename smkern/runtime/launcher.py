@@ -388,4 +388,4 @@ class BatchLauncher:
         over = None if written is None else Written(written)
         self._queues.pool.commit(request, chunk.ids, over)
         request.num_computed = chunk.end
-        self._queues.look_again(request)
+        self._queues.waiting_queue.look_again(request)

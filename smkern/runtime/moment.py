@@ -130,7 +130,7 @@ class Observer:
         ended: Sequence[Ended] = ()
         if self._ended:
             ended, self._ended = MadeOnce(_times, self._ended), []
-        waiting, pool = queues.views(), queues.pool
+        waiting, pool = queues.waiting_queue.views(), queues.pool
         if waiting and waiting[0].pages > pool.num_available - len(running):
             pool.poll()  # pages of requests that left may have come back
         return self._moment(

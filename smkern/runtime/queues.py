@@ -9,7 +9,7 @@ from typing import Literal
 from smkern.errors import ArgumentError, OutOfPagesError, PoolCorruptError, SmkernError
 from smkern.kv.page_pool import PagePool
 from smkern.limits import shown
-from smkern.policies import Order, Waiting
+from smkern.policies import Order
 from smkern.policies.order import fcfs
 from smkern.runtime.request import Request
 from smkern.runtime.waiting_queue import WaitingQueue
@@ -27,7 +27,8 @@ class RequestQueues:
 
     Attributes:
         pool: The pages.
-        waiting: Requests in the order in which they are served.
+        waiting_queue: What waits, and what a policy sees of it.
+        waiting: Its requests, in the order in which they are served.
         running, paused: Requests by rank.
         version: Counts requests that begin to run, and that stop running.
         holders: Requests that may hold pages: also those of which a call that raised left it open.
@@ -65,8 +66,8 @@ class RequestQueues:
                 "and so its bits, would follow from who came before; make it with reuse=False"
             )
         self.pool = pool
-        self._queue = WaitingQueue(pool, order, failed)
-        self.waiting: list[Request] = self._queue.requests
+        self.waiting_queue = WaitingQueue(pool, order, failed)
+        self.waiting: list[Request] = self.waiting_queue.requests
         # Those of them that hold pages: some of their prompt is computed.
         self._begun: dict[Request, None] = {}
         self.running: list[Request] = []
@@ -83,19 +84,11 @@ class RequestQueues:
         """Whether any request waits, runs or is paused."""
         return bool(self.running or self.waiting or self.paused)
 
-    def views(self) -> tuple[Waiting, ...]:
-        """What a policy sees of those that wait: the first of them, however many there are."""
-        return self._queue.views()
-
-    def look_again(self, request: Request) -> None:
-        """What a policy sees of a request that waits is another."""
-        self._queue.look_again(request)
-
     def wait(self, request: Request) -> None:
         """Put a request into the queue."""
         request.stage = "waiting"
         request.forget_view()
-        self._queue.add(request)
+        self.waiting_queue.add(request)
         if request.room:
             self._begun[request] = None
 
@@ -109,7 +102,7 @@ class RequestQueues:
         """Take a request out of wherever it is."""
         self.version += request.stage == "running"
         if request.queue_key is not None:
-            self._queue.remove(request)
+            self.waiting_queue.remove(request)
             self._begun.pop(request, None)
             return
         group = {"running": self.running, "paused": self.paused}.get(request.stage)
@@ -145,7 +138,7 @@ class RequestQueues:
         if request.cached_tokens is None:
             request.cached_tokens = cached
         self._begun[request] = None
-        self.look_again(request)
+        self.waiting_queue.look_again(request)
         return True
 
     def reserve(self, steps: int) -> int:
@@ -178,7 +171,7 @@ class RequestQueues:
         """Give a request's pages back, for writing once its last launch is over."""
         if request.room:
             request.room = 0
-            self.look_again(request)
+            self.waiting_queue.look_again(request)
             self.pool.release(request, request.last_use)
             self.holders.discard(request)
             request.last_use = None  # a launch holds what it ran

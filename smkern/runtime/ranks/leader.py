@@ -168,8 +168,7 @@ class RankExecutor(Executor):
         return self._executor.ready_rungs(batch, longest)
 
     def forget(self, request: Request) -> None:
-        if self._told.knows(request):
-            self._told.forget(request)
+        if self._told.forget(request):
             self._links.tell("forget", request.index)
         self._executor.forget(request)
 

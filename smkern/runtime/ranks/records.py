@@ -54,9 +54,6 @@ class Told:
         self._known: dict[Request, tuple[int, int, int]] = {}
         """Token ids, tokens that the pages hold, pages."""
 
-    def knows(self, request: Request) -> bool:
-        return request in self._known
-
     def records(self, requests: Iterable[Request]) -> Records:
         """What is new of requests; they are told with it."""
         found = Records([], [], [], [], {}, {})
@@ -75,9 +72,10 @@ class Told:
             found.ids.append(ids[had:])
         return found
 
-    def forget(self, request: Request) -> None:
-        """A request has left, or has other tokens and pages when it comes again."""
-        self._known.pop(request, None)
+    def forget(self, request: Request) -> bool:
+        """A request has left, or has other tokens and pages when it comes again; whether the others
+        know it."""
+        return self._known.pop(request, None) is not None
 
     def _new(self, request: Request, found: Records) -> tuple[int, int, int]:
         found.fixed[request.index] = (
