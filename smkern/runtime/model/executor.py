@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool
@@ -38,8 +38,7 @@ DECODE_LAUNCHES = 4
 """Launches of a decode step: changed rows (a copy and a kernel), the graph, the copy of tokens."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Prepared:
+class _Prepared(NamedTuple):
     """Decode steps that were prepared while the device computed those before.
 
     `at`: Steps of this arrangement that were launched before them.
@@ -48,12 +47,6 @@ class _Prepared:
     decoding: DecodeBatch
     at: int
     works: list[tuple[Work, Draw]]
-
-    def is_for(self, requests: Sequence[Request], steps: int) -> bool:
-        """Whether these are the steps that are asked for, as far as the numbers say."""
-        decoding = self.decoding
-        is_next = len(self.works) == steps and self.at == decoding.steps
-        return is_next and tuple(requests) == decoding.requests
 
 
 class ModelExecutor(Executor):
@@ -204,7 +197,8 @@ class ModelExecutor(Executor):
         if (
             found is not None
             and self._decode_slots.stays(found.decoding)
-            and found.is_for(requests, steps)
+            and (found.at, len(found.works)) == (found.decoding.steps, steps)
+            and found.decoding.requests == tuple(requests)
         ):
             return found.works
         decoding = self._decode_slots.arrange(requests, steps)
@@ -262,14 +256,12 @@ class ModelExecutor(Executor):
         kept = tuple(chunks)
 
         def launch(place: Place, behind: LayerDone | None) -> None:
-            self._mixed.run(place, kept, rows, lengths, update, read, behind)
+            self._mixed.run(place, kept, lengths, update, read, behind)
             decoding.advance()
             for i in drawing:
                 self._decode_slots.drew(kept[i].request, first + i)
 
-        about = {"requests": [chunk.request.index for chunk in kept]}
-        longest = max([*(chunk.end for chunk in kept), *lengths])
-        work = self._mixed.work(launch, self._mixed.size(kept, lengths), longest, about)
+        work = self._mixed.work(launch, kept, lengths)
         return work, Draw((*(kept[i].request for i in drawing), *rows), read)
 
     def ready_rungs(self, batch: int, longest: int) -> tuple[int | None, ...] | None:

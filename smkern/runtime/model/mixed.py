@@ -13,13 +13,12 @@ from smkern.runtime.interleaver import MAX_QUEUED_LAUNCHES
 from smkern.runtime.model import sizes
 from smkern.runtime.model.graphs import GraphCache
 from smkern.runtime.model.marks import Mark, mark_ring
-from smkern.runtime.model.mixed_graph import MixedInputs
+from smkern.runtime.model.mixed_graph import MixedGraph, MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers
 from smkern.runtime.model.reads import Read, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import RowUpdate
 from smkern.runtime.place import Place
-from smkern.runtime.request import Request
 
 LayerDone = Callable[[int], object]
 """Called with the number of a layer that was launched."""
@@ -67,32 +66,22 @@ class MixedRunner:
         if state.device.type == "cuda" and 2 * self.launches > MAX_QUEUED_LAUNCHES:
             self._marks = mark_ring(layers, self.launches, state.device)
 
-    def size(self, chunks: Sequence[PrefillChunk], lengths: Sequence[int]) -> Size:
-        """What the forward is made of.
-
-        Args:
-            chunks: The chunks.
-            lengths: Keys of each request that decodes.
-        """
-        layers = self._model.config.num_layers
-        return Size(size_chunks(chunks), layers, layers, True, len(lengths), sum(lengths))
-
     def work(
         self,
         launch: Callable[[Place, LayerDone | None], Any],
-        size: Size,
-        longest: int,
-        about: dict[str, Any],
+        chunks: Sequence[PrefillChunk],
+        lengths: Sequence[int],
     ) -> Work:
         """A forward to be launched, which tells how far it is where it is long.
 
         Args:
             launch: Runs it at a place, with what `run` takes as `behind`.
-            longest: A bound of its requests' keys.
-            size, about: Of the work.
+            chunks, lengths: As of `run`.
         """
-        rows = sum(chunk.new for chunk in size.chunks) + size.batch
-        has_graph = self._graphs.mixed(rows, longest) is not None
+        layers = self._model.config.num_layers
+        size = Size(size_chunks(chunks), layers, layers, True, len(lengths), sum(lengths))
+        about = {"requests": [chunk.request.index for chunk in chunks]}
+        has_graph = self._graph(chunks, lengths) is not None
         if has_graph or self._marks is None:
             # the head has the end of the last layer with it
             launches = self._layer_launches + OTHER_LAUNCHES if has_graph else self.launches
@@ -107,7 +96,6 @@ class MixedRunner:
         self,
         place: Place,
         chunks: Sequence[PrefillChunk],
-        requests: Sequence[Request],
         lengths: Sequence[int],
         update: RowUpdate,
         read: Read,
@@ -118,17 +106,14 @@ class MixedRunner:
         Args:
             place: The SMs that it takes.
             chunks: The chunks, by row in front of the slots.
-            requests: Those that decode, by slot.
-            lengths: Bounds of their keys.
+            lengths: A bound of the keys of each request that decodes.
             update: Gives both their rows.
             read: Gets the tokens: the chunks', then the slots'.
             behind: Called with each layer that is launched one by one.
         """
         read.reserve()  # once it has drawn, what runs has advanced: nothing may raise any more
         update.send()
-        count = sum(chunk.count for chunk in chunks) + len(requests)
-        longest = max([*(chunk.end for chunk in chunks), *lengths])
-        graph = self._graphs.mixed(count, longest) if place.side == "whole" else None
+        graph = self._graph(chunks, lengths) if place.side == "whole" else None
         step = self._inputs.write(chunks, lengths)
         if graph is None:
             logits = forward(self._model, step.planned_in(self._prompts.plans), behind)
@@ -138,3 +123,7 @@ class MixedRunner:
         rows = self._state.inputs(self._state.first_slot - len(chunks), step.batch)
         rows.draw(logits, step.kv_lens, num_sms=step.num_sms)
         read.copy(Source.of(rows.token_ids))
+
+    def _graph(self, chunks: Sequence[PrefillChunk], lengths: Sequence[int]) -> MixedGraph | None:
+        count = sum(chunk.count for chunk in chunks) + len(lengths)
+        return self._graphs.mixed(count, max([*(chunk.end for chunk in chunks), *lengths]))
