@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,6 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.layered import checked_positions, forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
-from smkern.models.parts import agree_on_model, embed_part, lane_of
 from smkern.models.products import Operand, attended, attended_scale, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
@@ -67,7 +68,7 @@ class Decoder:
                 "making its decoder",
                 lambda: self._checked(config, weights, tp.shard, max_position, batch_invariant),
             )
-            agree_on_model(tp, weights, self.max_position, batch_invariant)
+            _agree_on_model(tp, weights, self.max_position, batch_invariant)
         self.tp = tp
         self.config = config
         self.weights = weights
@@ -123,12 +124,14 @@ class Decoder:
                 f"max_kv_len={step.max_kv_len}: this decoder was made for {self.max_position} "
                 "positions; shorten the requests, or pass a larger max_position"
             )
-        hidden = step.buffers.hidden
-        if self.tp is None:
-            ops.embedding(step.token_ids, self.weights.embed, out=hidden, num_sms=step.num_sms)
-        else:
-            embed_part(self.tp, self.weights.embed, step)
-        return hidden
+        b, ids, table = step.buffers, step.token_ids, self.weights.embed
+        if self.tp is not None:  # other ranks' rows are zeros; `normed` is not read before a layer
+            room = b.normed.view(-1).view(ids.dtype)[: ids.shape[0]]
+            ids = torch.sub(ids, self.tp.rank * table.shape[0], out=room)
+        ops.embedding(ids, table, out=b.hidden, num_sms=step.num_sms)
+        if self.tp is not None:  # one rank has each row: the sum is exact
+            _lane_of(self.tp, step).all_reduce(b.hidden)
+        return b.hidden
 
     def layer(self, index: int, step: Step) -> Tensor:
         """One layer: the residual stream in place, keys and values into their pages.
@@ -163,7 +166,7 @@ class Decoder:
             batch_invariant=self.batch_invariant, num_sms=num_sms,
         )  # fmt: skip
         if self.tp is not None:
-            lane_of(self.tp, step).gather(b.logits, columns, num_sms=num_sms)
+            _lane_of(self.tp, step).gather(b.logits, columns, num_sms=num_sms)
         return b.logits
 
     def forward(self, step: Step) -> Tensor:
@@ -192,7 +195,7 @@ class Decoder:
             self._output(layer, b, num_sms)
             self._mlp(layer, b, num_sms)
             return
-        lane, pieces = lane_of(self.tp, step), [b]
+        lane, pieces = _lane_of(self.tp, step), [b]
         if isinstance(layer, DenseLayer):  # experts sort all rows
             cut = lane.pieces(b.hidden.shape[0], num_sms)
             pieces = [b.rows(rows) for rows in cut] or pieces
@@ -298,6 +301,42 @@ class Decoder:
             x, layer.down, residual=residual, a_scale=x_scale, w_scale=w_scale, out=out,
             static_weights=True, batch_invariant=same, num_sms=num_sms,
         )  # fmt: skip
+
+
+def _agree_on_model(
+    tp: TensorParallel, weights: Weights, max_position: int, batch_invariant: bool
+) -> None:
+    """Compare what the ranks were given.
+
+    Of the weights, the sizes and a hash of the norms: those are everybody's.
+
+    Raises:
+        RankError: on every rank, naming what differs.
+    """
+    tp.agree_on_host(weights.embed.device)
+    found = hashlib.blake2b(digest_size=8)
+    for layer in weights.layers:
+        for norm in (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm):
+            if norm is not None:
+                found.update(_bytes(norm))
+    found.update(_bytes(weights.final_norm))
+    tp.agree(
+        {
+            "config": weights.config,
+            "the hash of the norms": found.hexdigest(),
+            "max_position": max_position,
+            "batch_invariant": batch_invariant,
+        }
+    )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _lane_of(tp: TensorParallel, step: Step) -> Collective:
+    """The sums of a step: prompts, also with rows that decode beside them, have their own."""
+    return tp.decode if step.cu_q_lens is None else tp.prefill
 
 
 def refuse_experts(config: ModelConfig) -> None:

@@ -265,11 +265,9 @@ class ModelExecutor(Executor):
         return work, Draw((*(kept[i].request for i in drawing), *rows), read)
 
     def ready_rungs(self, batch: int, longest: int) -> tuple[int | None, ...] | None:
-        """Rungs whose graphs serve such a decode step; see `Executor`."""
         return self.graphs.ready(batch, longest)
 
     def forget(self, request: Request) -> None:
-        """A request has left, or gave its pages back: what is kept of it is dropped."""
         self._decode_slots.forget(request)
         self._prefill.forget(request)
 
@@ -319,7 +317,6 @@ class ModelExecutor(Executor):
         self.graphs.capture_missed()
 
     def memory_report(self) -> MemoryReport:
-        """Device memory of the runtime."""
         graphs = self.graphs
         buffers = self._inputs.num_bytes + sum(slot.num_bytes for slot in self._slots)
         rows = self._table.nbytes + self._prefill_table.nbytes - self._state.nbytes

@@ -203,7 +203,6 @@ class SimExecutor(Executor):
         return -(-self.config.num_layers * (MARKS - passed) // MARKS) * LAYER_LAUNCHES
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept of a request."""
         self._launches.forget(request)
 
     def memory_report(self) -> MemoryReport:
