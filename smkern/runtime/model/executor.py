@@ -20,7 +20,7 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model import sizes
 from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow
+from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.mixed import LayerDone, MixedRunner
 from smkern.runtime.model.mixed_graph import MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers, PrefillRunner, prompt_activations
@@ -242,12 +242,7 @@ class ModelExecutor(Executor):
         decoding = self._decode_slots.arrange(requests, 1)
         rows, lengths = decoding.rows, decoding.lengths
         first = self._state.first_slot - len(chunks)
-        self._table.write_prefill_rows(
-            [
-                PrefillRow(first + i, chunk.request, chunk.end, chunk.draws)
-                for i, chunk in enumerate(chunks)
-            ]
-        )
+        self._table.write_prefill_rows(first, chunks)
         self._decode_slots.drop_prefill_rows()  # their rows are these
         update = self._table.take()
         drawing = [i for i, chunk in enumerate(chunks) if chunk.draws]

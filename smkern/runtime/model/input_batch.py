@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from smkern.errors import ArgumentError
 from smkern.kernels.slots_launch import FINISHED, SET_FINISHED
 from smkern.kv import PagePool
+from smkern.runtime.executor import PrefillChunk
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import CudaSender, HostSender, RowChange, RowUpdate, Sender
 from smkern.runtime.request import Request
-
-
-class PrefillRow(NamedTuple):
-    """A chunk of a prompt in a row of a prefill batch or of a mixed step.
-
-    `length`: its tokens in the pages once the chunk is computed. `draws`: the next token is drawn
-    behind it; a row that does not draw is finished for the sampler, and keeps its length.
-    """
-
-    row: int
-    request: Request
-    length: int
-    draws: bool
 
 
 class InputBatch:
@@ -59,7 +47,7 @@ class InputBatch:
         >>> pool.allocate(request, request.ids)
         0
         >>> row = state.first_slot - 1
-        >>> table.write_prefill_rows([PrefillRow(row, request, length=3, draws=True)])
+        >>> table.write_prefill_rows(row, [PrefillChunk(request, 0, 3, draws=True)])
         >>> table.take().send()                   # the prefill and its draw are launched behind it
         >>> order = table.arrange([request], [4], {request: row})
         >>> table.take().send()                   # decode graphs are launched behind it
@@ -160,16 +148,17 @@ class InputBatch:
             changes.append(RowChange(row, first=first, pages=pages))
         self._put(self._slot_update(), changes)
 
-    def write_prefill_rows(self, prefill_rows: Sequence[PrefillRow]) -> None:
-        """Write the rows of a prefill batch, or of a mixed step's chunks.
+    def write_prefill_rows(self, first_row: int, chunks: Sequence[PrefillChunk]) -> None:
+        """Write the rows of a prefill batch, or of a mixed step's chunks, a chunk a row.
 
-        A request that is in the row already, from its chunk before, sends new pages only.
+        A request that is in the row already, from its chunk before, sends new pages only. A row
+        that does not draw is finished for the sampler, and keeps its length.
 
         Raises:
             ArgumentError: a row that is no prefill row, or too few pages.
         """
-        for prefill_row in prefill_rows:
-            row, request = prefill_row.row, prefill_row.request
+        for row, chunk in enumerate(chunks, first_row):
+            request = chunk.request
             if not 0 <= row < self.state.first_slot:
                 raise ArgumentError(
                     f"row {row} for {request!r}: prefill rows are 0 to "
@@ -178,9 +167,9 @@ class InputBatch:
             known = self._prefill_rows.get(row)
             is_new = known is None or known[0] is not request or not known[1].sent
             covered = 0 if is_new else int(self._covered[row])
-            first, pages = self._lacking(covered, request, prefill_row.length)
-            flags = SET_FINISHED | (0 if prefill_row.draws else FINISHED)
-            values = self._values(request, prefill_row.length)
+            first, pages = self._lacking(covered, request, chunk.end)
+            flags = SET_FINISHED | (0 if chunk.draws else FINISHED)
+            values = self._values(request, chunk.end)
             update = self._slot_update() if self._in_order else self._update
             self._put(update, [RowChange(row, -1, 0, flags, values, first, pages)])
             self._prefill_rows[row] = request, self._update

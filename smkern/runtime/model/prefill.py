@@ -22,7 +22,7 @@ from smkern.partition import current_num_sms
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.model import sizes
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow
+from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
@@ -187,16 +187,10 @@ class PrefillRunner:
             )
         counts = [chunk.count for chunk in chunks]
         lengths = [chunk.end for chunk in chunks]
-        rows = range(prompts.first_row, prompts.first_row + len(chunks))
-        self._table.write_prefill_rows(
-            [
-                PrefillRow(row, chunk.request, length, chunk.draws)
-                for row, chunk, length in zip(rows, chunks, lengths, strict=True)
-            ]
-        )
+        self._table.write_prefill_rows(prompts.first_row, chunks)
         tokens = [id_ for chunk in chunks for id_ in chunk.ids]
         cu_q_lens = prompts.cu_q_lens[: len(chunks) + 1]
-        inputs = self._state.inputs(rows.start, len(rows))
+        inputs = self._state.inputs(prompts.first_row, len(chunks))
         step = Step.make(
             prompts.activations,
             token_ids=prompts.token_ids[: padded_rows(len(tokens))],

@@ -56,13 +56,7 @@ class Reads:
         self._pins = device.type == "cuda"
         self._width = width
         self._free: list[TokenBuffer] = []
-        self._num_bytes = 0
         self._grow()
-
-    @property
-    def num_bytes(self) -> int:
-        """Host memory, bytes."""
-        return self._num_bytes
 
     def room(self) -> TokenBuffer:
         """Memory, until it is given back."""
@@ -81,7 +75,6 @@ class Reads:
 
     def _grow(self) -> None:
         rooms = torch.zeros(ROOMS, self._width, dtype=torch.int32, pin_memory=self._pins)
-        self._num_bytes += rooms.nbytes
         self._free += [TokenBuffer(x, x.data_ptr(), x.numpy().data) for x in rooms.unbind()]
 
 

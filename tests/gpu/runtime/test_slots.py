@@ -11,7 +11,8 @@ import torch
 
 import smkern
 from smkern.models import SamplingParams
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow
+from smkern.runtime.executor import PrefillChunk
+from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import STAGES
 from smkern.runtime.request import Request
@@ -86,7 +87,7 @@ def test_a_prefill_row_is_overwritten_behind_its_move_on_another_stream() -> Non
     table = a_table()
     old, new = a_request(1, 300), a_request(2, 350)
     row = table.state.first_slot - 1
-    table.write_prefill_rows([PrefillRow(row, old, 300, draws=True)])
+    table.write_prefill_rows(row, [PrefillChunk(old, 0, 300, draws=True)])
     table.take().send()
     decode, prefill = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -95,7 +96,7 @@ def test_a_prefill_row_is_overwritten_behind_its_move_on_another_stream() -> Non
         table.arrange([old], [301], {old: row})
         table.take().send()
     with torch.cuda.stream(prefill):
-        table.write_prefill_rows([PrefillRow(row, new, 350, draws=True)])
+        table.write_prefill_rows(row, [PrefillChunk(new, 0, 350, draws=True)])
         table.take().send()
     torch.cuda.synchronize()
     inputs = table.state.inputs(row, 2)
@@ -111,7 +112,7 @@ def test_nothing_is_loaded_or_allocated_by_an_update() -> None:
     for count in (1, 64, 40, 3, 0, 64):
         table.arrange(requests[:count], [50] * count)
         table.take().send()
-        table.write_prefill_rows([PrefillRow(0, a_request(99, 9), 9, draws=False)])
+        table.write_prefill_rows(0, [PrefillChunk(a_request(99, 9), 0, 9, draws=False)])
         table.take().send()
     assert smkern.counters() == counters
     assert torch.cuda.memory_allocated() == memory

@@ -10,7 +10,8 @@ import torch
 from smkern.kv import PagePool
 from smkern.models import SamplingParams
 from smkern.models.graph import DecodeInputs
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow
+from smkern.runtime.executor import PrefillChunk
+from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.request import Request
 
@@ -106,10 +107,8 @@ class Play:
         self.step(lives)
 
     def seat(self, rows: range, new: list[Request], lengths: list[int], *, draws: bool) -> None:
-        prefill_rows = zip(rows, new, lengths, strict=True)
-        self.table.write_prefill_rows(
-            [PrefillRow(*prefill_row, draws=draws) for prefill_row in prefill_rows]
-        )
+        chunks = [PrefillChunk(x, 0, length, draws) for x, length in zip(new, lengths, strict=True)]
+        self.table.write_prefill_rows(rows[0], chunks)
         self.table.take().send()
 
     def assert_lengths(self, rows: range, lengths: list[int]) -> None:

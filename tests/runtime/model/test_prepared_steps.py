@@ -15,6 +15,7 @@ from smkern.runtime import ModelExecutor, Multiplexer
 from smkern.runtime.device import Device
 from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.host_device import HostDevice
+from smkern.runtime.model.reads import ROOMS
 from smkern.runtime.model.row_updates import Records
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.request import Request
@@ -132,7 +133,7 @@ class Rig:
             self.decode(*left)
         for request in requests:
             assert request.ids[request.prompt_len :] == alone[request.index]
-        assert reads.num_bytes == len(reads._free) * reads._width * 4
+        assert len(reads._free) % ROOMS == 0
 
 
 def decoding(count: int) -> tuple[Rig, list[Request]]:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
 from smkern.kv import PagePool
-from smkern.runtime.model.input_batch import InputBatch, PrefillRow
+from smkern.runtime.executor import PrefillChunk
+from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import STAGE_WORDS, Records
 from smkern.runtime.request import Request
@@ -139,7 +140,7 @@ def test_an_update_of_prefill_rows_does_not_wait_for_one_of_slots() -> None:
     pool.allocate(prefill_row, prefill_row.ids)
     table.arrange(requests[1:], [3])
     slots = table.take()
-    table.write_prefill_rows([PrefillRow(0, prefill_row, 3, draws=True)])
+    table.write_prefill_rows(0, [PrefillChunk(prefill_row, 0, 3, draws=True)])
     table.take().send()
     assert (slots.sent, len(sender.sent)) == (False, 1)
 
@@ -151,10 +152,10 @@ def test_a_row_is_read_by_a_launch_of_its_own_before_it_is_written() -> None:
     for request in (first, second):
         pool.allocate(request, request.ids, num_tokens=CONTEXT)
     row = table.state.first_slot - 1
-    table.write_prefill_rows([PrefillRow(row, first, 3, draws=True)])
+    table.write_prefill_rows(row, [PrefillChunk(first, 0, 3, draws=True)])
     table.take().send()
     table.arrange([first], [4], {first: row})
-    table.write_prefill_rows([PrefillRow(row, second, 9, draws=True)])
+    table.write_prefill_rows(row, [PrefillChunk(second, 0, 9, draws=True)])
     update = table.take()
     assert len(update.launches) == 2
     update.send()
@@ -229,7 +230,7 @@ def test_pages_that_the_pool_never_gave_are_refused() -> None:
 def test_prefill_batches_have_rows_of_their_own() -> None:
     table, requests, _ = seated(1)
     with pytest.raises(ArgumentError, match="prefill rows are 0 to 5"):
-        table.write_prefill_rows([PrefillRow(2 * PREFILL, requests[0], 3, draws=True)])
+        table.write_prefill_rows(2 * PREFILL, [PrefillChunk(requests[0], 0, 3, draws=True)])
 
 
 @pytest.mark.parametrize(
