@@ -207,19 +207,15 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
         device.may_fail()
 
     def run_mixed(
-        place: Place,
-        chunks: Any,
-        requests: Sequence[Request],
-        lengths: Any,
-        update: Any,
-        read: Read,
-        behind: Any = None,
+        place: Place, chunks: Any, lengths: Any, update: Any, read: Read, behind: Any = None
     ) -> None:
-        state, count = executor._state, len(chunks) + len(requests)
-        rows = state.inputs(state.first_slot - len(chunks), count)
+        seated = executor._decode_slots._now.rows  # type: ignore[union-attr]
+        assert len(seated) == len(lengths)
+        state = executor._state
+        rows = state.inputs(state.first_slot - len(chunks), len(chunks) + len(seated))
 
         def run() -> None:
-            check_rows(executor, requests, max(lengths, default=0))
+            check_rows(executor, seated, max(lengths, default=0))
             step = mixed._inputs.write(chunks, lengths).planned_in(mixed._prompts.plans)
             rows.draw(forward(mixed._model, step), step.kv_lens)
 
