@@ -66,6 +66,8 @@ class BasePolicy(ABC):
         self._wanted = Limits(**{f"{name}_us": getattr(given, f"{name}_us") for name in self.heeds})
         self._limits = replace(self._wanted, tbt_us=(1.0 - margin) * self._wanted.tbt_us)
         """What is planned for."""
+        self.predictor = predictor
+        """As it was given; timelines say beside each launch what it expects."""
         self._predictor: Any = predictor
         self._settings = {**settings, "margin": margin or None}
         self.order = order_named(order)

@@ -65,7 +65,8 @@ class Policy(Protocol):
     A policy may have an attribute `order`, a name or a function of `smkern.policies.order`: how
     requests of one priority wait in `snapshot.waiting`. It may have a method
     `check_device(rungs, num_sms)`, called when a `Multiplexer` is made with it, that raises
-    ArgumentError where it names rungs or limits that the device does not have.
+    ArgumentError where it names rungs or limits that the device does not have. Its `predictor`, if
+    it has one, is a `smkern.latency.Predictor`: timelines say what that expects of each launch.
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:

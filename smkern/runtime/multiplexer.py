@@ -57,7 +57,8 @@ class Multiplexer:
         impatient: Whether the side of a split that grows moves at once; see `Interleaver`.
         prepare_ahead: Whether the next step of an unchanged batch is prepared behind the last one.
         stall_timeout_s: A launch that is not over for so long is reported.
-        timeline: Where launches, decisions and tokens are recorded. None: a new one.
+        timeline: Where launches, decisions and tokens are recorded. None: a new one, which says
+            beside each launch how long the policy's `predictor`, if it has one, expects it to take.
         log: Is told when tokens come; outputs are then the ends of requests alone. For replays.
 
     Attributes:
@@ -94,12 +95,14 @@ class Multiplexer:
     ) -> None:
         flags = {"batch_invariant": batch_invariant, "prepare_ahead": prepare_ahead}
         seed, device = check_options(timeline, log, tokenizer, seed, flags), executor.device
-        self.timeline = timeline = timeline or Timeline(device.num_sms, clock=device.now_us)
+        policy = checked_policy(Chunked() if policy is None else policy, device)
+        self.timeline = timeline = timeline or Timeline(
+            device.num_sms, clock=device.now_us, predictor=getattr(policy, "predictor", None)
+        )
         self._executor = executor
         self._lanes = Interleaver(
             device, impatient=impatient, on_launch=timeline.launched, on_over=timeline.over
         )
-        policy = checked_policy(Chunked() if policy is None else policy, device)
         self._queues = RequestQueues(
             executor.pool, preemption, batch_invariant, executor.max_running, self._gave_way,
             order_named(getattr(policy, "order", "fcfs")),

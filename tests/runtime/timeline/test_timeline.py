@@ -9,14 +9,19 @@ import pytest
 
 from smkern.errors import ArgumentError, BudgetError
 from smkern.latency import Chunk, Size
-from smkern.policies import Decision
+from smkern.models import SamplingParams
+from smkern.policies import Chunked, Decision, StaticSplit
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
+from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.place import Place
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.executor import SimExecutor
 from smkern.runtime.timeline.perfetto import to_json
 from smkern.runtime.timeline.timeline import BACKLOG, Timeline
 from tests.runtime.doubles import ManualDevice
 from tests.runtime.timeline.timelines import NUM_SMS, Script, batch_of, snapshot_at, waiting
+from tests.runtime.world import small_config
 
 DECODE, PREFILL = Place.of("decode", 32, NUM_SMS), Place.of("prefill", 32, NUM_SMS)
 STEP = Size(batch=3, total_kv=900)
@@ -158,6 +163,16 @@ def test_predicted_times_count_what_runs_beside():
     script.ran("decode", 70, 80, place=DECODE, size=Size(batch=13, total_kv=13))
     spans = script.timeline.trace().spans
     assert [span.predicted_us for span in spans] == [10, 15, 15, 10, None, None]
+
+
+@pytest.mark.parametrize("policy", [StaticSplit(32, predictor=Priced()), Chunked(512)])
+def test_a_runtimes_timeline_asks_the_policys_predictor(policy):
+    device = SimDevice(132, (32,), Priced())
+    mux = Multiplexer(SimExecutor(small_config(), device, num_pages=64), policy=policy)
+    mux.submit([1] * 40, SamplingParams(max_new_tokens=4))
+    assert sum(output.token is not None for output in mux.run()) == 4
+    said = {span.predicted_us for span in mux.timeline.trace().spans}
+    assert said == ({10.0} if isinstance(policy, StaticSplit) else {None})
 
 
 @pytest.mark.parametrize("name", ["trace.json", "deep/trace.json", "trace.json.gz"])
