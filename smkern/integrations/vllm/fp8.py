@@ -31,7 +31,13 @@ from vllm.model_executor.utils import replace_parameter
 import smkern
 from smkern.errors import ConfigError
 from smkern.integrations.vllm import NAME
-from smkern.integrations.vllm.linear import DTYPES, SmkernLinearMethod, epilogue_of, max_tokens
+from smkern.integrations.vllm.linear import (
+    DTYPES,
+    SmkernLinearMethod,
+    epilogue_of,
+    max_tokens,
+    warm_once,
+)
 from smkern.limits import FP8_BLOCK
 from smkern.models.quantization import Quantization, quantization_from_hf
 
@@ -175,10 +181,7 @@ class SmkernFp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
             static=(columns,) if self._is_static else (),
             dtype=layer.orig_dtype,
         )
-        if wanted not in self._warm:
-            budgets = [smkern.current_num_sms()]
-            smkern.warmup(calls=[wanted], budgets=budgets, workers=1, progress=False)
-            self._warm.add(wanted)
+        warm_once(self._warm, wanted, calls=[wanted])
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., in] to [..., out], its rows quantised on the way."""

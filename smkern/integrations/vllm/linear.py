@@ -91,12 +91,28 @@ def epilogue_of(layer: Any) -> str:
     return "bias" if has_bias else "none"
 
 
+def warm_once(warm: set[Any], wanted: Any, **calls: Any) -> None:
+    """Compile and load what steps may launch: a capture must find it there.
+
+    Args:
+        warm: What other layers have warmed up: a model has few shapes, and many layers of each.
+        wanted: This layer's.
+        calls: The same, as `smkern.warmup` takes it.
+    """
+    if wanted in warm:
+        return
+    budgets = [smkern.current_num_sms()]
+    # a worker is often a daemon, which may have no children
+    smkern.warmup(budgets=budgets, workers=1, progress=False, **calls)
+    warm.add(wanted)
+
+
 class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
     """A linear layer of the current stream's budget.
 
     Args:
         max_tokens: Rows of a step, at most.
-        warm: What other layers have warmed up: a model has few shapes, and many layers of each.
+        warm: What other layers have warmed up.
     """
 
     def __init__(self, max_tokens: int, warm: set[Any]) -> None:
@@ -105,24 +121,15 @@ class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         self._warm = warm
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Compile and load what steps may launch: a capture must find it there."""
         weight = layer.weight
         if not weight.is_cuda:
             return
         rows, columns = weight.shape
         wanted = Warm(int(rows), int(columns), weight.dtype, epilogue_of(layer))
-        if wanted in self._warm:
-            return
-        smkern.warmup(
-            shapes=[(wanted.rows, wanted.columns)],
-            budgets=[smkern.current_num_sms()],
-            max_m=self._max_tokens,
-            dtypes=[wanted.dtype],
-            epilogues=[wanted.epilogue],
-            workers=1,  # a worker is often a daemon, which may have no children
-            progress=False,
-        )
-        self._warm.add(wanted)
+        warm_once(
+            self._warm, wanted, shapes=[(wanted.rows, wanted.columns)], max_m=self._max_tokens,
+            dtypes=[wanted.dtype], epilogues=[wanted.epilogue],
+        )  # fmt: skip
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., in] to [..., out]."""
