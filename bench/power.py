@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+
+from smkern.device import nvml_of
 
 Reading = tuple[float | None, float | None]
 """(SM clock in MHz, board power in W)"""
@@ -29,7 +30,7 @@ class PowerMeter:
 def power_meter(device: int = 0) -> PowerMeter:
     """A meter of one device; without NVML it reads nothing."""
     with suppress(Exception):  # NVML has an error class a reason; any of them means: do without
-        nvml, handle = _nvml(device)
+        nvml, handle = nvml_of(device)
 
         def read() -> Reading:
             clock = nvml.device_get_clock_info(handle, nvml.ClockType.CLOCK_SM)
@@ -83,7 +84,7 @@ class Watts:
 def energy_counter(device: int) -> Joules | None:
     """NVML's counter of a device's energy; None where there is none."""
     with suppress(Exception):  # as above
-        nvml, handle = _nvml(device)
+        nvml, handle = nvml_of(device)
 
         def read() -> float:
             return float(nvml.device_get_total_energy_consumption(handle)) / 1e3
@@ -91,13 +92,3 @@ def energy_counter(device: int) -> Joules | None:
         read()
         return read
     return None
-
-
-def _nvml(device: int) -> tuple[Any, Any]:
-    """NVML, and its handle of a device."""
-    import torch
-    from cuda.bindings import nvml
-
-    nvml.init_v2()
-    uuid = torch.cuda.get_device_properties(device).uuid
-    return nvml, nvml.device_get_handle_by_uuid(f"GPU-{uuid}")

@@ -9,7 +9,7 @@ import re
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.errors import BudgetError, DeviceError
 from smkern.limits import shown
@@ -260,6 +260,16 @@ def _attribute(name: str, index: int) -> int:
     except (ImportError, AttributeError, RuntimeError):
         return 0
     return int(value) if int(code) == 0 else 0
+
+
+def nvml_of(index: int) -> tuple[Any, Any]:
+    """NVML, and its handle of a torch device that is no slice; raises whatever NVML raises."""
+    import torch
+    from cuda.bindings import nvml
+
+    nvml.init_v2()
+    uuid = torch.cuda.get_device_properties(index).uuid
+    return nvml, nvml.device_get_handle_by_uuid(f"GPU-{uuid}")
 
 
 def _chip_by_nvml(uuid: str) -> Chip:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smkern.device import nvml_of
 from smkern.doctor_device import Status
 
 MAX_LINKS = 18
@@ -33,14 +34,8 @@ def peers(index: int | None) -> tuple[Status, str]:
 
 def _links(index: int) -> str:
     """How many NVLinks of a GPU are up, as NVML says."""
-    import torch
-
     try:
-        from cuda.bindings import nvml
-
-        nvml.init_v2()
-        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-        handle = nvml.device_get_handle_by_uuid(uuid)
+        nvml, handle = nvml_of(index)
         up = 0
         for link in range(MAX_LINKS):
             try:
