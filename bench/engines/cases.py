@@ -13,7 +13,7 @@ FP8, FP8_LINEAR = "vllm-fp8", "vllm-fp8+linear"
 PROVIDERS = (VLLM, ATTENTION, LINEAR, FP8, FP8_LINEAR, OURS)
 """Stock vLLM; with smkern's attention; with its linear layers as well; the first and the third with
 weights in fp8, scales of blocks; smkern's `Multiplexer`."""
-STOCK = {ATTENTION: VLLM, LINEAR: VLLM, FP8_LINEAR: FP8, OURS: VLLM}
+STOCK = {OURS: VLLM, ATTENTION: VLLM, LINEAR: VLLM, FP8_LINEAR: FP8}
 """Whom an engine is compared with."""
 
 SERVED, TRY = "served", "served_try"
