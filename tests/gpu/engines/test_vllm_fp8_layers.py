@@ -12,8 +12,8 @@ import smkern
 from smkern.bench.engines.cases import BLOCKS
 from smkern.integrations import vllm as ours
 from smkern.ops.reference import fp8
-from tests.gpu.engines.vllm_models import CHANNELS
 from tests.integrations.vllm import linear_stubs, stubs
+from tests.models.fp8_checkpoints import compressed
 from tests.ops.tensors import default_dtype
 
 STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
@@ -39,7 +39,7 @@ def load(layer: Any, weights: list[Tensor], how: str) -> Tensor:
     ("said", "how", "rounds"),
     [
         (BLOCKS, "weight_block", "block"),
-        (CHANNELS, "token", "token"),
+        (compressed("channel", "token"), "token", "token"),
         (STATIC, "tensor", "tensor"),
     ],
     ids=["blocks", "channels", "static"],

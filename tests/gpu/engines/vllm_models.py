@@ -13,6 +13,7 @@ from smkern.bench.engines.cases import BLOCKS
 from smkern.models.layer_quantizing import quantize_weight
 from smkern.models.quantization import Kind
 from smkern.ops.reference.fp8 import dequantize
+from tests.models.fp8_checkpoints import compressed
 
 VOCAB = 4096
 QWEN3 = {
@@ -54,21 +55,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA2,
 }
 """All of Qwen3-8B's layers, of which ten times the memory; some of them; Gemma-2's attention."""
-_E4M3 = {"num_bits": 8, "type": "float", "symmetric": True}
-CHANNELS = {
-    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": _E4M3 | {"strategy": "channel", "dynamic": False},
-            "input_activations": _E4M3 | {"strategy": "token", "dynamic": True},
-        },
-    },
-}  # fmt: skip
-"""What checkpoints of llm-compressor say of themselves."""
 FP8: dict[str, tuple[Kind, dict[str, Any], str]] = {
     "qwen3-blocks": ("fp8-block", BLOCKS, "weight_scale_inv"),
-    "qwen3-channels": ("fp8-channel", CHANNELS, "weight_scale"),
+    "qwen3-channels": ("fp8-channel", compressed("channel", "token"), "weight_scale"),
 }
 """Of models whose linear layers come in fp8: how, what config.json says, and their scales' name."""
 
