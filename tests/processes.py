@@ -10,6 +10,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from secrets import randbelow
 from typing import Any, NamedTuple
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -27,9 +28,13 @@ class Outcome(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port below those that the system gives to connections: one of these would be given away
+    before a rank listens."""
+    while True:
+        port = 20_000 + randbelow(12_000)
+        with suppress(OSError), socket.socket() as found:
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:

@@ -44,7 +44,7 @@ def test_a_model_is_tuned_in_parts_and_compared(folder: Path) -> None:
     gpu = device_info().name
     for name, family in families(6).items():
         cells = family.tuned.file(folder / "tables" / f"{name}.json").load(gpu).cells
-        assert bool(cells) == (name not in ("moe", "grouped_gemm"))
+        assert bool(cells) == (name not in ("moe", "grouped_gemm", "gemm_fp8"))
         if cells:
             text = (folder / "tables" / f"{name}.raw.jsonl").read_text()
             lines = [json.loads(line) for line in text.splitlines()]
