@@ -40,7 +40,7 @@ def _rows(model: str, cells: Sequence[Cell]) -> dict[str, Any]:
         for provider, base in STOCK.items():
             ours, stock = (_of(cells, x, SERVED, limit) for x in (provider, base))
             target = TARGETS.get((model, limit)) if provider == OURS else None
-            if ours is None and target is None:
+            if ours is None and (target is None or stock is None):
                 continue
             row = _ratio(ours, stock, target)
             late = [x for x in (ours, stock) if x and x["tbt_p99_ms"] > float(limit[:-2])]

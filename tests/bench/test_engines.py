@@ -133,6 +133,9 @@ def test_fp8_is_compared_with_stock_vllm_in_fp8() -> None:
     rows = {name: row["value"] for name, row in summarize(cells).items()}
     assert rows["qwen3-8b vllm-fp8+linear_over_vllm-fp8_15ms"] == 1.5
     assert rows["qwen3-8b vllm-fp8+linear_over_vllm-fp8_decode_alone"] == 1.2
+    assert rows["qwen3-8b smkern_over_vllm_15ms"] is None, "not measured yet"
+    rows = summarize([cell for cell in cells if cell["provider"] != VLLM])
+    assert "qwen3-8b smkern_over_vllm_15ms" not in rows, "neither was to be measured"
 
 
 def test_models_are_rows_of_their_own() -> None:
