@@ -29,8 +29,7 @@ LIMIT = "SMKERN_PDMUX_TBT_MS"
 ATOM = 8
 """SMs that move together: SGLang's GEMMs are cuBLAS's, whose clusters need groups of 8."""
 LEAST = 16
-"""SMs of a decode side that nobody named, at least; at most half of the device, as in SGLang, or
-three quarters where a limit chooses: the largest side is what a tight one falls back to."""
+"""SMs of a decode side that nobody named, at least; at most half of the device, as in SGLang."""
 
 
 class Multiplexing:
@@ -72,10 +71,9 @@ class Multiplexing:
         if not _is_ours(args):
             return original(gpu_id, config)
         info = device_info(gpu_id)
-        has_limit = bool(os.environ.get(LIMIT))
-        sides = decode_sides(info, config, has_limit)
+        sides = decode_sides(info, config)
         check_args(args, len(sides) + 2)
-        if has_limit:
+        if os.environ.get(LIMIT):
             self._limit_us = 1000 * limit_ms(os.environ[LIMIT])
             counts = sorted({*sides, *(info.num_sms - n for n in sides)})
             self._predictor = Corrected(_predictor(args.get_model_config().hf_config, counts))
@@ -175,22 +173,20 @@ def _sides(scheduler: Any, index: int) -> tuple[int, int]:
     return decode, prefill
 
 
-def decode_sides(info: DeviceInfo, config: Any, has_limit: bool = False) -> list[int]:
+def decode_sides(info: DeviceInfo, config: Any) -> list[int]:
     """SMs of each split's decode side, prompts have the rest.
 
     Args:
         info: The device.
         config: SGLang's `PDMuxConfig`: `manual_divisions` as [prefill, decode, least batch], whose
             decode sides are rounded to what the device has, else `sm_group_num`.
-        has_limit: Whether a limit chooses among them.
 
     Raises:
         ConfigError: a division that the device cannot have, or none for a batch of 1.
     """
     rungs = plan_ladder(info, atom=ATOM).rungs
     if not config.manual_divisions:
-        most = info.num_sms * 3 // 4 if has_limit else info.num_sms // 2
-        usual = [n for n in rungs if LEAST <= n <= most] or list(rungs)
+        usual = [n for n in rungs if LEAST <= n <= info.num_sms // 2] or list(rungs)
         count = min(config.sm_group_num - 2, len(usual))
         return [usual[i * (len(usual) - 1) // max(count - 1, 1)] for i in range(count)]
     for prefill, decode, _ in config.manual_divisions:
