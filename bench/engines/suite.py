@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import click
@@ -16,10 +17,11 @@ from rich.progress import Progress
 from smkern.bench.engines.cases import LIMITS_MS, OURS, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.tasks import QUICK_STEPS, STEPS, Task, our_tasks, vllm_tasks
+from smkern.bench.engines.turns import Turns, run_by_turns
 from smkern.bench.engines.window import window_tasks
 from smkern.bench.replay.cases import checked_traces, trace_named
 from smkern.bench.replay.grid import TRACES_OPTION
-from smkern.bench.results import Results
+from smkern.bench.results import Results, load_results
 from smkern.bench.rows import has_cell
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, known_names, suite_command
 from smkern.device import device_info
@@ -29,7 +31,7 @@ from smkern.measure.timing import first_line
 
 def measure_engine(
     provider: str, load: EngineLoad, results: Results, output: Output, steps: int,
-    window: tuple[str, Path] | None = None,
+    window: tuple[str, Path] | None = None, turns: Turns | None = None,
 ) -> int:  # fmt: skip
     """Measure what the file lacks of one engine; how many tasks are left.
 
@@ -40,24 +42,29 @@ def measure_engine(
         output: Where they are written, and until when to measure.
         steps: Of a figure.
         window: A trace and the folder of recorded ones: its goodput is measured instead.
+        turns: Those of engines beside it, which it takes its own among.
     """
     with ExitStack() as stack, Progress(auto_refresh=False) as progress:
-        given: Iterator[Task] = (
+        given = (
             window_tasks(load, provider, *window, results, stack)
             if window
             else our_tasks(load, stack, steps)
             if provider == OURS
             else vllm_tasks(load, provider, results, steps)
-        ).tasks()
-        of = {"model": load.model}
-        wanted = iter(
-            [x for x in given if not has_cell(results.cells, provider, _case_of(x[0]) | of)]
         )
+        of = {"model": load.model}
+        lacking = [
+            x for x in given.tasks() if not has_cell(results.cells, provider, _case_of(x[0]) | of)
+        ]
+        wanted = iter(lacking)
+        if turns and lacking:
+            given.engine()
+            turns.wait()
 
         def measure(task: Task) -> Iterator[Cell]:
             began = time.monotonic()
             try:
-                for cell in task[1]():
+                for cell in turns.each(task[1]()) if turns else task[1]():
                     shown = {k: v for k, v in cell.items() if k not in ("op", "unit", "policy")}
                     progress.console.print(str(shown), markup=False, soft_wrap=True)
                     yield cell
@@ -78,13 +85,45 @@ def _case_of(task: str) -> dict[str, Any]:
     return {"name": name, "limit": limit} if limit else {"name": name}
 
 
-def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
-    """Measure engines one after another in a process each: each takes the GPU's memory."""
-    for name in names:
-        command = [sys.executable, "-m", "smkern", "bench", "engines", "--engines", name]
-        code = subprocess.run([*command, "--resume", *more], check=False).returncode
+def each_by_itself(
+    names: Sequence[str], output: Output, more: Sequence[str], *, by_turns: bool
+) -> None:
+    """Measure engines in a process each: one after another, as each takes the GPU's memory, or
+    beside each other by turns."""
+
+    def command(name: str, out: Path) -> list[str]:
+        program = [sys.executable, "-m", "smkern", "bench", "engines", "--engines", name]
+        program += ["--out", str(out), "--resume", *more]
+        at_s = output.deadline.at_s
+        left_s = [] if at_s is None else ["--time-limit-s", f"{at_s - time.monotonic():.0f}"]
+        return program + left_s
+
+    out, codes = output.path, dict[str, int]()
+    if by_turns:
+        parts = {name: out.with_name(f"{out.stem}.{name}{out.suffix}") for name in names}
+        for part in parts.values():
+            if out.exists():
+                copyfile(out, part)
+        codes = run_by_turns({name: command(name, part) for name, part in parts.items()})
+        if written := [part for part in parts.values() if part.exists()]:
+            join(out, written)
+    else:
+        for name in names:
+            codes[name] = subprocess.run(command(name, out), check=False).returncode
+    for name, code in codes.items():
         if code:
             click.echo(f"{name}: its process ended with {code}", err=True)
+
+
+def join(out: Path, parts: Sequence[Path]) -> None:
+    """Make one file of those that engines wrote by turns."""
+    results = Results()
+    for part in parts:
+        results.merge(load_results(part))
+    results.summary = summarize(results.cells)
+    results.save(out)
+    for part in parts:
+        part.unlink()
 
 
 @suite_command(
@@ -93,13 +132,17 @@ def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
     click.option("--model", type=click.Choice([*LIMITS_MS]), default="qwen3-8b", show_default=True),
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20,30"),
     click.option("--window", default=None, help="Goodput of a trace's window instead, by name."),
+    click.option(
+        "--by-turns", is_flag=True, help="Engines beside each other: all fit in the GPU's memory."
+    ),
+    click.option("--turns", type=click.Path(path_type=Path), default=None, hidden=True),
     TRACES_OPTION,
     TIME_LIMIT_OPTION,
     quick="Few steps a figure.",
 )
 def command(
     output: Output, *, engines: str | None, model: str, limits: tuple[int, ...] | None,
-    window: str | None, traces_folder: Path,
+    window: str | None, by_turns: bool, turns: Path | None, traces_folder: Path,
 ) -> None:  # fmt: skip
     """Measure prompt tokens a millisecond under TBT limits: vLLM's and smkern's, one load."""
     names = known_names(engines, PROVIDERS, "engine")
@@ -108,13 +151,14 @@ def command(
     device_info()  # without a GPU an error, before a file is made
     load = EngineLoad(model, limits_ms=tuple(limits or LIMITS_MS[model]))
     if len(names) > 1:
-        more = ["--model", model, "--out", str(output.path), *(["--quick"] if output.quick else [])]
+        more = ["--model", model, *(["--quick"] if output.quick else [])]
         more += ["--limits", ",".join(f"{limit:g}" for limit in load.limits_ms)]
         more += ["--window", window, "--traces-folder", str(traces_folder)] if window else []
-        each_by_itself(names, more)
+        each_by_itself(names, output, more, by_turns=by_turns)
         return
     results = output.open()
     at = (window, traces_folder) if window else None
     steps = QUICK_STEPS if output.quick else STEPS
-    left = measure_engine(names[0], load, results, output, steps, at)
+    among = Turns(turns, names[0]) if turns else None
+    left = measure_engine(names[0], load, results, output, steps, at, among)
     conclude(results, output.path, left, of="tasks")

@@ -121,12 +121,12 @@ class OurTasks:
 
     Attributes:
         load: What is served.
-        ready: The model behind a `Multiplexer`, made when it is first asked for.
+        engine: The model behind a `Multiplexer`, made when it is first asked for.
         steps: Of a figure, as long as the limit each.
     """
 
     load: EngineLoad
-    ready: Callable[[], ServedLoad]
+    engine: Callable[[], ServedLoad]
     steps: int
 
     def tasks(self) -> Iterator[Task]:
@@ -134,7 +134,7 @@ class OurTasks:
             yield _served(limit_ms), partial(self._under, limit_ms)
 
     def _under(self, limit_ms: float) -> Iterator[Cell]:
-        served = self.ready()
+        served = self.engine()
         policy = served.told(POLICY, limit_ms)
         figures = served.watch(policy, 1e-3 * limit_ms * self.steps).figures()
         rate, limit = figures["tokens_per_ms"], f"{limit_ms:g}ms"
@@ -146,13 +146,13 @@ def our_tasks(load: EngineLoad, stack: ExitStack, steps: int) -> OurTasks:
     """Tasks of smkern; `stack` closes the model."""
 
     @cache
-    def ready() -> ServedLoad:
+    def engine() -> ServedLoad:
         plan = replace(plans_named([load.model])[0], rungs=RUNGS)
         workload = replace(WORKLOAD, running=load.rows, context=load.context, prompt=load.prompt)
         weights = Weights.random(preset(load.model), device="cuda")
         return stack.enter_context(open_load(plan, weights, workload=workload))
 
-    return OurTasks(load, ready, steps)
+    return OurTasks(load, engine, steps)
 
 
 def _served(limit_ms: float) -> str:

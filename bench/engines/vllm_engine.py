@@ -25,8 +25,8 @@ NO_BUDGET = 8192
 """Tokens of a step where none is set: several prompts at once."""
 SETTLE = 8
 """Steps that do not count, after the rows have begun and after prompts have come beside them."""
-KV_TOKENS = 190_000
-"""Room for 64 rows of 2,800 tokens, and for two prompts."""
+KV_TOKENS = 152_000
+"""Room for 64 rows of 2,200 tokens, and for two prompts."""
 CAPTURED = (1, 2, 4, 8, 16, 32, *range(64, 513, 16), *range(544, 1025, 32))
 """Tokens of the steps that CUDA graphs are captured for: the budgets that are tried among them."""
 

@@ -54,7 +54,7 @@ class WindowTasks:
         trace: A name of `smkern replay`'s, or a path.
         folder: Where recorded traces lie.
         results: Has the tries of earlier runs.
-        server: What serves; called when a task needs it, made once.
+        engine: What serves; called when a task needs it, made once.
         seconds, least: Length of a replay, and its requests at least.
         precision: Of a goodput, as a share.
     """
@@ -64,7 +64,7 @@ class WindowTasks:
     trace: str
     folder: Path
     results: Results
-    server: Callable[[], Server]
+    engine: Callable[[], Server]
     seconds: float = 30.0
     least: int = 600
     precision: float = 0.04
@@ -121,7 +121,7 @@ class WindowTasks:
             seconds=self.seconds, least=self.least, precision=self.precision, folder=self.folder
         )
         found = goodput_cell(
-            case, how, spec=policy, near_rps=near_rps, least_rps=least_rps, server=self.server(),
+            case, how, spec=policy, near_rps=near_rps, least_rps=least_rps, server=self.engine(),
             make=make,
         )  # fmt: skip
         cell = self._case(name, limit_ms, order, policy)
@@ -137,7 +137,7 @@ def window_tasks(
     """Tasks of an engine on a trace; `stack` closes the engine."""
 
     @cache
-    def server() -> Server:
+    def engine() -> Server:
         kv_tokens = min(KV_TOKENS, kv_tokens_beside(preset(load.model), device_info()))
         if provider == OURS:
             from smkern.bench.replay.gpu import open_server
@@ -150,4 +150,4 @@ def window_tasks(
         stack.enter_context(frozen())
         return made
 
-    return WindowTasks(load, provider, trace, folder, results, server)
+    return WindowTasks(load, provider, trace, folder, results, engine)
