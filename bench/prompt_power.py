@@ -295,6 +295,7 @@ def items_of(config: ModelConfig, tokens: Sequence[int], budgets: Sequence[int])
     click.option("--ms", type=IntList(), default=None, help="Tokens of the prompts."),
     BUDGETS_OPTION,
     TIME_LIMIT_OPTION,
+    quick="One budget: a minute and a half of GPU time.",
 )
 def command(output: Output, *, ms: Any, budgets: Any) -> None:
     """Time the products of prompts in several configurations, beside decode steps and alone.
