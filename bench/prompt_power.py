@@ -20,7 +20,7 @@ from smkern.bench.cells import cell_head
 from smkern.bench.gemm_providers import describe
 from smkern.bench.power import Watts, energy_counter
 from smkern.bench.prompt_power_rows import Reading, figures, summarize
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, has_cell
 from smkern.bench.suite import (
     BUDGETS_OPTION,
     TIME_LIMIT_OPTION,
@@ -290,6 +290,14 @@ def items_of(config: ModelConfig, tokens: Sequence[int], budgets: Sequence[int])
     ]
 
 
+def is_measured(cells: Sequence[Cell], item: Item) -> bool:
+    """Whether cells of a product are there."""
+    problem = item.problem
+    case = {"m": problem.m, "n": problem.n, "k": problem.k, "epilogue": problem.epilogue.key}
+    case["beside"] = "decode" if item.decode else None
+    return has_cell([x for x in cells if x["num_sms"] == item.num_sms], "smkern", case)
+
+
 @suite_command(
     "power",
     click.option("--ms", type=IntList(), default=None, help="Tokens of the prompts."),
@@ -307,6 +315,10 @@ def command(output: Output, *, ms: Any, budgets: Any) -> None:
     config = replace(preset(MODEL), num_layers=LAYERS)
     items = items_of(config, ms or TOKENS, budgets or (QUICK_BUDGETS if output.quick else BUDGETS))
     results = output.open()
+    items = [item for item in items if not is_measured(results.cells, item)]
+    if not items:
+        conclude(results, output.path, 0, of="products")
+        return
     rungs = sorted({total - item.num_sms for item in items})
     with open_launches(config, rungs) as (launches, _):
         bench = PowerBench(launches, Watts(energy_counter(0)))
@@ -316,4 +328,5 @@ def command(output: Output, *, ms: Any, budgets: Any) -> None:
         with Progress() as progress:
             run = Run(results, output, summarize, progress)
             run.through(items, lambda item: bench.product(item, wanted[item]), len(items))
-    conclude(results, output.path, 0)
+    left = sum(not is_measured(results.cells, item) for item in items)
+    conclude(results, output.path, left, of="products")

@@ -202,6 +202,10 @@ def test_configurations_are_read_there_and_back_beside_decode_and_once_alone(ben
     assert all(x["us"] > 0 and x["decode_us"] is None for x in alone)
     assert [x["dispatched"] for x in beside] == [False, True]
     assert {x["num_sms"] for x in results.cells} == {100}
+    again = [Item(PROBLEM, 100, True), Item(PROBLEM, 100, False), Item(PROBLEM, 84, True)]
+    again.append(Item(replace(PROBLEM, epilogue=Epilogue(residual=True)), 100, True))
+    found = [prompt_power.is_measured(results.cells, item) for item in again]
+    assert found == [True, True, False, False]
 
 
 def test_a_decode_step_alone(bench):
