@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 from typing import Any
 
 import click
 
 from smkern.autotune.pipeline import Found, Job, Wanted
 from smkern.autotune.tables import Tables
-from smkern.measure.timing import geomean
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def report(compared: Sequence[Compared]) -> None:
     click.echo("tuned over untuned (time; below 1 the table is faster)")
     for table, items in by_table.items():
         worst = max(items, key=lambda item: item.ratio)
-        mean = geomean(item.ratio for item in items)
+        mean = geometric_mean(item.ratio for item in items)
         click.echo(
             f"{table}: {len(items)} cells, geomean {mean:.3f}, worst {worst.ratio:.3f} "
             f"({worst.cell})"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import click
@@ -21,7 +22,6 @@ from smkern.atomic import write_whole
 from smkern.autotune import raw
 from smkern.autotune.raw import GemmMeasurement
 from smkern.measure.gemm import SHAPES
-from smkern.measure.timing import geomean
 from smkern.profile import Profile, load_profile
 from smkern.tuning.config import STREAM_K
 from smkern.tuning.constraints import LIBRARIES, OPTIONAL, num_ctas, num_tiles
@@ -105,7 +105,7 @@ def gap(measurements: Sequence[GemmMeasurement], profile: Profile, constants: Co
     if not losses:
         return Gap(0, 1.0, 1.0, None)
     worst, worst_cell = max(losses)
-    return Gap(len(losses), geomean(x for x, _ in losses) or 1.0, worst, worst_cell)
+    return Gap(len(losses), geometric_mean(x for x, _ in losses), worst, worst_cell)
 
 
 def residuals(

@@ -14,11 +14,11 @@ from smkern.bench.cases import Group, there
 from smkern.bench.frame import GroupSuite, Provider
 from smkern.bench.gemm import gemm_groups
 from smkern.bench.gemm_providers import GemmCase, ShapeBench
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, geomean
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions, Place
-from smkern.measure.timing import Timing, geomean, ratio
+from smkern.measure.timing import Timing, ratio
 
 Differences = dict[str, list[dict[str, int]]]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from smkern.bench import fp8_grouped
 from smkern.bench.peers import DEEPGEMM
-from smkern.bench.rows import Cell, not_measured, settled, target_row
-from smkern.measure.timing import geomean
+from smkern.bench.rows import Cell, geomean, not_measured, settled, target_row
 
 FEW_ROWS, FEW_SMS = 64, 48
 MANY_ROWS, MANY_SMS = 1024, 60

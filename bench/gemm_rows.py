@@ -9,6 +9,7 @@ from typing import Any
 from smkern.bench.rows import (
     Cell,
     Row,
+    geomean,
     grouped,
     not_measured,
     rounded,
@@ -16,7 +17,6 @@ from smkern.bench.rows import (
     target_row,
     worst_row,
 )
-from smkern.measure.timing import geomean
 
 TFLOPS_PER_SM = 8.1
 """Dense bf16 rate of an H200's SM: 4,096 FLOP a clock at 1.98 GHz."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from statistics import geometric_mean
 from typing import Any, TypeVar
-
-from smkern.measure.timing import geomean
 
 Cell = dict[str, Any]
 Row = dict[str, Any]
@@ -23,6 +22,12 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
+
+
+def geomean(values: Iterable[float]) -> float | None:
+    """Geometric mean; None without values."""
+    found = [*values]
+    return geometric_mean(found) if found else None
 
 
 def target_row(

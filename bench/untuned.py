@@ -19,13 +19,12 @@ from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_providers import GemmCase
 from smkern.bench.gemm_rows import by_problem, settled_ratio
-from smkern.bench.rows import Cell, target_row
+from smkern.bench.rows import Cell, geomean, target_row
 from smkern.bench.suite import AGAIN_OPTION, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
 from smkern.errors import TableError
 from smkern.measure.compiling import dispatcher_of
 from smkern.measure.gemm import BUDGETS, Shape
-from smkern.measure.timing import geomean
 from smkern.profile import load_profile
 from smkern.tuning.cells import shipped_path
 from smkern.tuning.cost_constants import CostConstants, read_constants

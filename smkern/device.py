@@ -6,6 +6,7 @@ Importing this loads neither torch nor the driver.
 from __future__ import annotations
 
 import re
+from ctypes import CDLL
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
@@ -145,7 +146,11 @@ def gpu_folder(name: str) -> str:
 
 
 def has_gpu() -> bool:
-    """Whether torch sees a GPU here."""
+    """Whether torch sees a GPU here; it is not loaded to ask where there is no driver."""
+    try:
+        CDLL("libcuda.so.1")
+    except OSError:
+        return False
     import torch
 
     return torch.cuda.is_available()

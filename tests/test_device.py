@@ -1,5 +1,6 @@
 """Facts of a GPU: what the driver and NVML tell, what follows from them, and what nobody tells."""
 
+from ctypes import CDLL
 from types import SimpleNamespace
 
 import pytest
@@ -152,7 +153,7 @@ def test_a_gpus_folder_is_one_and_its_own_name(name):
 
 @pytest.mark.parametrize("index", [-1, 1, 99])
 def test_a_gpu_that_is_not_there(monkeypatch, index):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(DeviceError, match=f"no GPU {index}: this machine has 0 to 0"):
         device_info(index)
@@ -200,6 +201,14 @@ def test_a_device_for_tensors(monkeypatch, no_gpu):
     assert torch_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(DeviceError, match="no GPU 2: this machine has 0 to 1"):
         torch_device("cuda:2")
+
+
+def test_without_a_driver_torch_is_not_asked(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for there in (True, False):
+        name = None if there else "libcuda.so.none"
+        monkeypatch.setattr(device, "CDLL", lambda _, name=name: CDLL(name))
+        assert device.has_gpu() is there
 
 
 def test_without_a_gpu_the_error_says_what_runs_anyway(monkeypatch):

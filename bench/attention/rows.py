@@ -15,9 +15,8 @@ from smkern.bench.attention.cases import (
     UNIFORM,
     UNIFORM_FP8,
 )
-from smkern.bench.rows import Cell, Row, not_measured, rounded, target_row, worst_row
+from smkern.bench.rows import Cell, Row, geomean, not_measured, rounded, target_row, worst_row
 from smkern.bench.rows import settled as ratio_that_counts
-from smkern.measure.timing import geomean
 
 STREAMED = (UNIFORM.name, SKEWED.name, LONG.name)
 DECODE_TBPS = {16: 1.7, 24: 2.45, 32: 3.0, 48: 3.65, 64: 3.95}

@@ -8,8 +8,7 @@ from typing import Any
 from smkern.bench.model import fp8_rows
 from smkern.bench.model.cases import SINGLE_LIMIT, limit_of
 from smkern.bench.model.fp8_rows import is_fp8
-from smkern.bench.rows import Cell, Row, not_measured, rounded, worst_row
-from smkern.measure.timing import geomean
+from smkern.bench.rows import Cell, Row, geomean, not_measured, rounded, worst_row
 
 DECODE, PREFILL, LAUNCH, KERNEL = "decode_step", "prefill", "layer_launch", "decode_kernel"
 OPS = (DECODE, PREFILL, LAUNCH, KERNEL)

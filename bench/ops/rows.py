@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from smkern.bench.ops.cases import APPENDS, CASES
-from smkern.bench.rows import Cell, Row, not_measured, rounded, settled, worst_row
-from smkern.measure.timing import geomean
+from smkern.bench.rows import Cell, Row, geomean, not_measured, rounded, settled, worst_row
 
 APPEND = "qk_norm_rope_append"
 OPS = tuple(dict.fromkeys((*(case.op for case in CASES), *(case.op for case in APPENDS))))

@@ -138,12 +138,14 @@ def command(
     found = [Case(model, *rest) for rest in product(named, tbt_ms, ordered, chosen)]
     if simulates is None:
         simulates = not has_gpu()
-    meta = collect_meta() | ({"gpu": load_profile(gpu).info.name} if simulates else {})
-    results = Results() if out is None else open_results(out, resume=True, meta=meta)
+    about = {"gpu": load_profile(gpu).info.name} if simulates else {}
+    results = Results()
+    if out is not None:
+        results = open_results(out, resume=True, meta=collect_meta() | about)
     note_table(results, table)
     deadline = Deadline.after(time_limit_s)
     if simulates:
-        click.echo(f"{model} on a simulated {meta['gpu']}")
+        click.echo(f"{model} on a simulated {about['gpu']}")
     runner = _Runner(results, out, how, deadline)
     with _server(model, gpu if simulates else None, how.rungs, table) as server:
         if seeks:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 
 from smkern.bench.cutlass import Groups, groups_of, over_cublas, over_triton
 from smkern.bench.cutlass_cpp import PROVIDER
-from smkern.bench.rows import Cell, grouped
+from smkern.bench.rows import Cell, geomean, grouped
 from smkern.bench.tables.markdown import pivot
-from smkern.measure.timing import geomean
 
 Ratio = Callable[[dict[str, Cell]], float | None]
 

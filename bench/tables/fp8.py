@@ -7,9 +7,8 @@ from typing import Any
 
 from smkern.bench.fp8_rows import times_of
 from smkern.bench.peers import DEEPGEMM
-from smkern.bench.rows import Cell, grouped
+from smkern.bench.rows import Cell, geomean, grouped
 from smkern.bench.tables.markdown import pivot
-from smkern.measure.timing import geomean
 
 
 def times_table(cells: Iterable[Cell]) -> str:

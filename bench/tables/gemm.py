@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from smkern.bench.gemm_rows import WORST_TARGET, settled_ratio
 from smkern.bench.results import Results
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, geomean
 from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
 from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio
-from smkern.measure.timing import geomean
 
 Case = tuple[int, int, int]
 

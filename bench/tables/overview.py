@@ -9,12 +9,11 @@ from typing import Any
 
 from smkern.bench.gemm_rows import settled_ratio
 from smkern.bench.results import Results
-from smkern.bench.rows import rows_in
+from smkern.bench.rows import geomean, rows_in
 from smkern.bench.runtime.cases import AIMS
 from smkern.bench.tables.gemm import compared
 from smkern.bench.tables.markdown import NOT_MEASURED, rows_or_none
 from smkern.bench.tables.runtime import gains_by_limit
-from smkern.measure.timing import geomean
 
 Suites = Mapping[str, Results]
 Rows = dict[str, Mapping[str, Any]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,12 +68,6 @@ def ratio(numerator: Timing, denominator: Timing) -> float:
         return numerator.us_median / denominator.us_median
     pairs = zip(numerator.us_all, denominator.us_all, strict=True)
     return statistics.median(a / b for a, b in pairs)
-
-
-def geomean(values: Iterable[float]) -> float | None:
-    """Geometric mean; None without values."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def sets_for(bytes_moved: int, *, least: int = 2, most: int = 64) -> int:

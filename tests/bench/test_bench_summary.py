@@ -5,7 +5,7 @@ import json
 import pytest
 
 from smkern.bench.gemm_rows import is_losing, settled_ratio, summarize
-from smkern.measure.timing import geomean
+from smkern.bench.rows import geomean
 from tests.bench.synthetic import cell
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 REPLAY = """
 import sys
 from smkern.kv import VirtualTokens
@@ -26,8 +28,19 @@ assert SimServer("qwen3-8b").kv_tokens == 700_000
 assert "torch" not in sys.modules, sorted(name for name in sys.modules if "smkern" in name)
 assert str(preset("qwen3-8b").dtype) == "torch.bfloat16"
 """
+COMMAND = """
+import sys
+from click.testing import CliRunner
+from smkern.bench.replay.command import command
+
+words = "--trace sharegpt-like --policy chunked,adaptive --rate 4 --seconds 2 --simulate"
+ran = CliRunner().invoke(command, words.split(), catch_exceptions=False)
+assert ran.exit_code == 0, ran.output
+assert "torch" not in sys.modules, sorted(name for name in sys.modules if "smkern" in name)
+"""
 
 
-def test_a_replay_loads_no_torch():
-    ran = subprocess.run([sys.executable, "-c", REPLAY], capture_output=True, text=True)
+@pytest.mark.parametrize("program", [REPLAY, COMMAND])
+def test_a_replay_loads_no_torch(program: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
