@@ -43,7 +43,7 @@ def predictor_for(
         >>> predictor = smkern.predictor_for("qwen3-8b", "NVIDIA H100 80GB HBM3")
         >>> policy = smkern.policies.Adaptive(predictor, tbt_slo_ms=20)
     """
-    config = preset(model) if isinstance(model, str) else model
+    config = model if isinstance(model, ModelConfig) else preset(model)
     profile = load_profile(gpu and gpu_folder(gpu))
     here = profile.info.name
     name, where = next(_there(config, [known.info.name for known in nearest(profile.info)]))

@@ -45,7 +45,13 @@ class Comparison:
     goodputs: dict[str, Goodput] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *aligned(self.table()), self.verdict()])
+        lines = [self.title, *aligned(self.table()), self.verdict()]
+        lines += [
+            f"{name} failed, and plain decisions took its place: {one.failed_decision}"
+            for name, one in self.served.items()
+            if one.failed_decision
+        ]
+        return "\n".join(lines)
 
     def table(self) -> list[tuple[str, ...]]:
         """A row a policy under a row of names; times in ms."""
@@ -186,7 +192,7 @@ def compare(
     fitting = loaded.fitting(server.max_context, overlong)
     drawn = fitting if requests is None else fitting.thinned(requests, seed)
     start_rps = capacity_rps(drawn, server.predictor, server.num_sms, server.num_layers)
-    timed = drawn.at_rate(rate_rps or LOAD * start_rps, arrivals, seed)
+    timed = drawn.at_rate(LOAD * start_rps if rate_rps is None else rate_rps, arrivals, seed)
     makers = _makers(policies, server, tbt_ms, order)
     title = (
         f"{loaded.name}, {len(timed)} requests at {timed.rate_rps:.2f}/s ({arrivals}) on "

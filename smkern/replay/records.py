@@ -74,6 +74,8 @@ class Served:
         warm_s: What was before counts for nothing.
         end_s: When the last request came: gaps behind it are not counted, for the load is gone.
         stopped: Why it was ended early; "": it was not.
+        failed_decision: The policy's first error that is known, in whose place a plain decision was
+            carried out; "": none.
         stats: Figures of the runtime: bubbles, FLOPs and bytes, switches; empty where not kept.
         split: (time, SMs of decode or None for whole) whenever it changed; empty where not kept.
         about: What else is known: clock, watts, settings.
@@ -85,6 +87,7 @@ class Served:
     warm_s: float
     end_s: float
     stopped: str = ""
+    failed_decision: str = ""
     stats: Any = None
     split: list[tuple[float, int | None]] = field(default_factory=list)
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -147,6 +147,8 @@ def replay(
     loop = _Loop(session, trace, served, slo, drain)
     try:
         loop.run()
+        if errors := session.mux.errors:
+            served.failed_decision = str(errors[0][1])
     finally:
         session.close(served, loop.live)
     served.split = [(at_s - loop.begin_s, rung) for at_s, rung in served.split]

@@ -60,9 +60,10 @@ class SimServer:
         spread: float = SPREAD,
     ) -> None:
         from smkern.latency.nearest import predictor_for
+        from smkern.models.config import ModelConfig
         from smkern.models.presets import preset
 
-        self.config = preset(model) if isinstance(model, str) else model
+        self.config = model if isinstance(model, ModelConfig) else preset(model)
         if predictor is None:
             predictor = predictor_for(self.config, gpu, sms=())
         self.predictor = predictor

@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 
 from smkern.errors import ArgumentError
+from smkern.limits import as_float
 from smkern.replay.records import Record, Served
 
 TOLERATED = 0.01
@@ -28,9 +29,9 @@ class Slo:
     tolerated: float = TOLERATED
 
     def __post_init__(self) -> None:
-        if not 0 < self.tbt_ms < inf:
+        if not 0 < as_float("tbt_ms", self.tbt_ms) < inf:
             raise ArgumentError(f"tbt_ms={self.tbt_ms}: give a finite time above 0")
-        if not 0 <= self.tolerated < 1:
+        if not 0 <= as_float("tolerated", self.tolerated) < 1:
             raise ArgumentError(f"tolerated={self.tolerated}: give a share of at least 0, below 1")
 
     def attainment(self, served: Served) -> tuple[float, float]:

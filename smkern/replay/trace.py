@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from random import Random
 from typing import Literal, NamedTuple
 
 from smkern.errors import TraceError
+from smkern.limits import shown
 
 Arrivals = Literal["poisson", "recorded"]
 Overlong = Literal["drop", "truncate"]
@@ -122,8 +124,8 @@ class Trace:
                 exact. More than there are: the trace is repeated, with blocks of its own each time.
             seed: Which sessions are drawn.
         """
-        if count < 1:
-            raise TraceError(f"{self.name}: {count} requests are asked for: take 1 or more")
+        if not isinstance(count, Integral) or count < 1:
+            raise TraceError(f"{self.name}: {shown(count)} requests are asked for: take 1 or more")
         requests = list(self.requests)
         if count > len(requests):
             requests = _repeated(self, count)
@@ -184,8 +186,8 @@ class Trace:
 
 def check_rate(rate_rps: float) -> None:
     """Raise TraceError for a rate that no requests can have."""
-    if not 0 < rate_rps < float("inf"):
-        raise TraceError(f"a rate of {rate_rps} requests/s: give a finite number above 0")
+    if not isinstance(rate_rps, Real) or not 0 < rate_rps < float("inf"):
+        raise TraceError(f"a rate of {shown(rate_rps)} requests/s: give a finite number above 0")
 
 
 def mixed(traces: Sequence[Trace], seed: int = 0) -> Trace:

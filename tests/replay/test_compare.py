@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import smkern
-from smkern.errors import ArgumentError, TraceError
+from smkern.errors import ArgumentError, ConfigError, TraceError
 from smkern.latency import Size
 from smkern.models import preset
 from smkern.panels import write
@@ -124,6 +124,41 @@ def test_goodput_says_who_wins() -> None:
 def test_policies_that_are_none(policies, error, words, server: SimServer) -> None:
     with pytest.raises(error, match=words):
         compare(policies, TRACE, server=server)
+
+
+def test_a_policy_that_fails_is_told(server: SimServer) -> None:
+    class Fails:
+        def __repr__(self) -> str:
+            return "fails"
+
+        def decide(self, snapshot):
+            return 1 / 0
+
+    with pytest.warns(RuntimeWarning, match="fails failed"):
+        result = compare([Fails(), "static_split:66"], TRACE, server=server)
+    said = str(result).splitlines()[-1]
+    assert said.startswith("fails failed, and plain decisions took its place: ")
+    assert "ZeroDivisionError" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"rate_rps": 0}, TraceError, "a rate of 0 requests/s"),
+        ({"rate_rps": "4"}, TraceError, "a rate of '4' requests/s"),
+        ({"requests": 0}, TraceError, "0 requests are asked for"),
+        ({"requests": "a"}, TraceError, "'a' requests are asked for"),
+        ({"tbt_ms": "15"}, ArgumentError, "tbt_ms='15' is no number"),
+    ],
+)
+def test_numbers_that_are_none(given, error, words, server: SimServer) -> None:
+    with pytest.raises(error, match=words):
+        compare(["chunked"], TRACE, server=server, **given)
+
+
+def test_a_model_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="preset 3: there is"):
+        compare(["chunked"], TRACE, model=3)  # type: ignore[arg-type]
 
 
 def test_what_serves_is_no_name() -> None:
