@@ -100,7 +100,7 @@ SUITES = {
 """Name to (module, help). The module's `command` is the subcommand."""
 
 
-WRITTEN = {"--out", "--raw"}
+WRITTEN = {"--out", "--raw", "--plots"}
 """Options that name what a command writes, often after hours of measuring."""
 
 

@@ -85,9 +85,13 @@ def _ordered(path: Path, rows: Iterable[Row]) -> Iterator[Arrival]:
 
 def _azure(text: str) -> Iterator[Row]:
     rows = csv.DictReader(text.splitlines())
-    missing = [name for name in AZURE_FIELDS if name not in (rows.fieldnames or ())]
+    head = rows.fieldnames or ()
+    missing = [name for name in AZURE_FIELDS if name not in head]
     if missing:
-        raise _Bad(f"line 1: there is no field {', '.join(missing)} in {rows.fieldnames}")
+        raise _Bad(
+            f"line 1: there is no field {', '.join(missing)} in {', '.join(head)!r:.80}: the first "
+            f"line names the columns, {','.join(AZURE_FIELDS)}"
+        )
     for row in rows:
         line = rows.line_num
         at_s = _time_s(line, row["TIMESTAMP"])

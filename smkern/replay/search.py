@@ -88,7 +88,8 @@ def highest(
     """
     if not start > 0 or not precision > 0 or not step > 1:
         raise ArgumentError(
-            f"start={start}, precision={precision}, step={step}: give above 0, 0, 1"
+            f"start={start}, precision={precision}, step={step}: give a start and a precision "
+            "above 0, and a step above 1"
         )
     lowest, highest_rate = start / RANGE if floor is None else floor, start * RANGE
     low, high, rate, ratio = 0.0, inf, start, step
@@ -142,6 +143,7 @@ def goodput(
 
     Raises:
         TraceError: no request fits the model, or so few are replayed that no rate is too high.
+        ArgumentError: a policy in place of what makes one.
 
     Example:
         >>> from smkern.policies import Chunked
@@ -152,6 +154,11 @@ def goodput(
         >>> found.rate_rps > 1.0
         True
     """
+    if not callable(policy):
+        raise ArgumentError(
+            f"policy={policy!r:.200}: pass what makes one anew for each replay, such as "
+            "lambda: Chunked(512)"
+        )
     if not seeds:
         raise TraceError("no seeds: give one at least")
     result, slo = Goodput(), criterion if isinstance(criterion, Slo) else None

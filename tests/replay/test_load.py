@@ -43,6 +43,7 @@ def test_mooncake_has_named_blocks(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("TIMESTAMP,ContextTokens\n", ["line 1", "GeneratedTokens"]),
+        ("", ["line 1", "TIMESTAMP,ContextTokens,GeneratedTokens"]),
         (HEAD, ["no requests"]),
         (HEAD + "yesterday,3,4\n", ["line 2", "TIMESTAMP='yesterday'"]),
         (HEAD + "2023-11-16 18:15:46.68,3.5,4\n", ["line 2", "ContextTokens='3.5'"]),

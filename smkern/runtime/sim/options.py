@@ -19,9 +19,7 @@ def as_rungs(rungs: Sequence[int], num_sms: int) -> tuple[int, ...]:
     except Exception:  # noqa: BLE001  of whatever stands for rungs
         is_ascending = False
     if not is_ascending:
-        raise ArgumentError(
-            f"rungs={shown(rungs)}: give ascending SM counts of 1 to num_sms={num_sms} - 1"
-        )
+        raise ArgumentError(f"rungs={shown(rungs)}: give ascending SM counts of 1 to {num_sms - 1}")
     return tuple(sides)
 
 
