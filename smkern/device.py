@@ -198,7 +198,8 @@ def _gpu(index: int | None) -> int:
     if not has_gpu():
         raise DeviceError(
             "torch sees no GPU: partitions and kernels need one (sm_80 or later, driver 550 or "
-            "later for green contexts). CPU tensors run the reference; plans use a shipped profile"
+            "later for green contexts). Without one operators take CPU tensors, pools and models "
+            'device="cpu", and policies are simulated'
         )
     if index is None:
         return torch.cuda.current_device()

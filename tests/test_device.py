@@ -213,5 +213,5 @@ def test_without_a_driver_torch_is_not_asked(monkeypatch):
 
 def test_without_a_gpu_the_error_says_what_runs_anyway(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(DeviceError, match="reference"):
+    with pytest.raises(DeviceError, match="CPU tensors"):
         device_info()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -172,7 +172,9 @@ class CudaDevice(Device):
             raise ArgumentError(
                 f"a ladder and partition={partition!r}: a partition is not split; pass one of both"
             )
-        splits = [] if ladder is None else list(ladder)
+        splits: list[Any] = [] if ladder is None else [ladder]
+        if isinstance(ladder, Iterable):
+            splits = list(ladder)
         if not all(hasattr(split, "decode") for split in splits):
             raise ArgumentError(f"ladder={shown(ladder)}: pass smkern.ladder([16, 32]), or None")
         sides = [split.decode for split in splits] if partition is None else [partition]

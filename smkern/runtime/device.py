@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.latency import Size
-from smkern.limits import shown
+from smkern.limits import as_int, shown
 from smkern.runtime.place import LANES, Lane, Place
 
 if TYPE_CHECKING:
@@ -38,11 +38,18 @@ class Work:
 
 
 def check_launch(lane: object, work: object) -> None:
-    """Raise ArgumentError for a lane that there is not, or work that is none."""
+    """Raise ArgumentError for a lane that there is not, or work that cannot be launched."""
     if lane not in LANES:
         raise ArgumentError(f"lane={shown(lane)}: give one of {LANES}")
     if not isinstance(work, Work):
         raise ArgumentError(f"work={shown(work)}: pass a Work(name, run), whose run launches it")
+    if not callable(work.run):
+        raise ArgumentError(
+            f"run={shown(work.run)} of {work.name!r}: pass what takes a Place and launches the work"
+        )
+    as_int(f"launches of {work.name!r}", work.launches, 0)
+    if work.about is not None and not isinstance(work.about, Mapping):
+        raise ArgumentError(f"about={shown(work.about)} of {work.name!r}: pass a dict, or None")
 
 
 class Event(Protocol):

@@ -151,8 +151,16 @@ class Interleaver:
         return None
 
     def can_launch(self, lane: Lane, work: Work | None = None) -> bool:
-        """Whether the lane has SMs now, and room in its queue."""
-        return self._has_room(lane, work) and self.place_for(lane) is not None
+        """Whether the lane has SMs now, and room in its queue.
+
+        Raises:
+            ArgumentError: no such lane, or no `Work`.
+        """
+        try:
+            return self._has_room(lane, work) and self.place_for(lane) is not None
+        except (AttributeError, KeyError, TypeError):
+            check_launch(lane, _FENCE if work is None else work)
+            raise
 
     def queued(self, lane: Lane) -> int:
         """Launches of a lane that no `poll` has seen over."""
@@ -178,7 +186,7 @@ class Interleaver:
         """
         try:
             ticket = self.try_launch(lane, work)
-        except (AttributeError, KeyError):
+        except (AttributeError, KeyError, TypeError):
             check_launch(lane, work)
             raise
         if ticket is None:

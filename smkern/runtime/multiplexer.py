@@ -196,7 +196,10 @@ class Multiplexer:
             raise ArgumentError(f"{request} is of another Multiplexer: call its own cancel()")
         id_ = request.id if isinstance(request, Handle) else request
         if type(id_) is not int or not 0 <= id_ < self._count:
-            raise ArgumentError(f"request {shown(id_)}: there were {self._count} of them here")
+            raise ArgumentError(
+                f"request {shown(id_)}: there were {self._count} of them here; give a handle of "
+                "submit(), or its id"
+            )
         found = self._requests.get(id_)
         if found is None:
             return

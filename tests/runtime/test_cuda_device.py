@@ -204,6 +204,8 @@ def test_a_partition_goes_with_no_ladder_and_no_other_gpu(monkeypatch: pytest.Mo
         CudaDevice([], partition=partition)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"ladder=\[32\]: pass smkern.ladder"):
         CudaDevice([32])  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"ladder=32: pass smkern.ladder"):
+        CudaDevice(32)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="device=1, the partition is of GPU 0"):
         CudaDevice(device=1, partition=partition)
 

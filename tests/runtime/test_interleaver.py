@@ -170,9 +170,29 @@ def test_what_is_no_lane_no_work_or_no_device_is_refused(lanes: Interleaver) -> 
         lanes.launch("decoding", work())  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="pass a Work"):
         lanes.launch("decode", print)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="lane='decoding': give one of"):
+        lanes.can_launch("decoding")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="pass a Work"):
+        lanes.can_launch("decode", print)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"device=\[32\]: pass a CudaDevice"):
         Interleaver([32])  # type: ignore[arg-type]
     assert not lanes.queued("decode")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"run": 3}, "run=3 of 'w': pass what takes a Place"),
+        ({"launches": "a"}, "launches of 'w'='a' is no whole number"),
+        ({"about": 3}, "about=3 of 'w': pass a dict"),
+        ({"about": {"us": "1"}}, "'w' takes '1' us: give a size"),
+        ({"about": None}, "'w' takes None us: give a size"),
+    ],
+)
+def test_work_that_cannot_be_launched_is_refused(wrong: dict[str, object], words: str) -> None:
+    given = {"run": lambda place: None, "about": {"us": 1.0}} | wrong
+    with pytest.raises(ArgumentError, match=words):
+        Interleaver(SimDevice(132, (32,))).launch("decode", Work("w", **given))  # type: ignore[arg-type]
 
 
 def test_an_error_of_the_works_own_is_raised_as_it_is(device: ManualDevice) -> None:

@@ -264,16 +264,20 @@ class SimDevice(Device):
         self._places[lane, place.rung] = place
 
     def _alone_us(self, work: Work, place: Place) -> float:
+        alone_us: Any
         if work.size is not None and self.predictor is not None:
             alone_us = self.predictor.alone_us(work.size, place.num_sms)
         else:
-            alone_us = (work.about or {}).get("us", -1.0)
-        if not 0 <= alone_us < inf:
-            raise ArgumentError(
-                f"{work.name!r} takes {alone_us} us: give a size and the device a predictor, or "
-                'about={"us": ...}, a finite time of at least 0'
-            )
-        return alone_us
+            alone_us = (work.about or {}).get("us")
+        try:
+            if 0 <= alone_us < inf:
+                return alone_us  # type: ignore[no-any-return]
+        except TypeError:  # none is given, or what is no number
+            pass
+        raise ArgumentError(
+            f"{work.name!r} takes {shown(alone_us)} us: give a size and the device a predictor, or "
+            'about={"us": ...}, a finite time of at least 0'
+        )
 
     def _spend_launching(self, item: Queued, by_layers: bool) -> None:
         layers = item.size.layers if item.size is not None and by_layers else 0
