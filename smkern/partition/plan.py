@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from smkern.device import DeviceInfo
-from smkern.errors import BudgetError
+from smkern.errors import ArgumentError, BudgetError
 from smkern.limits import shown
 
 DEFAULT_STEP = 8
@@ -70,12 +70,17 @@ def plan_ladder(
     Raises:
         BudgetError: a count below 1, not a multiple of `atom`, or not below the device's SM count;
             an atom below 1 or above half of the device.
+        ArgumentError: info that is none.
 
     Example:
         >>> import smkern
         >>> smkern.plan_ladder(smkern.load_profile("h200").info, [16, 32]).rungs
         (16, 32)
     """
+    if not isinstance(info, DeviceInfo):
+        raise ArgumentError(
+            f"info={shown(info)}: pass a DeviceInfo, such as smkern.load_profile('h200').info"
+        )
     atom = info.sm_granularity if atom is None else _whole("atom", atom)
     if not 1 <= atom <= info.num_sms // 2:
         raise BudgetError(

@@ -20,7 +20,7 @@ from smkern.runtime.in_flight import LaunchError
 from smkern.runtime.input_processor import InputProcessor, Prompt
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
-from smkern.runtime.options import check_options
+from smkern.runtime.options import check_options, device_of
 from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.owner import Owner
 from smkern.runtime.queues import Preemption, RequestQueues
@@ -94,7 +94,7 @@ class Multiplexer:
         log: StepLog | None = None,
     ) -> None:
         flags = {"batch_invariant": batch_invariant, "prepare_ahead": prepare_ahead}
-        seed, device = check_options(timeline, log, tokenizer, seed, flags), executor.device
+        seed, device = check_options(timeline, log, tokenizer, seed, flags), device_of(executor)
         policy = checked_policy(Chunked() if policy is None else policy, device)
         self.timeline = timeline = timeline or Timeline(
             device.num_sms, clock=device.now_us, predictor=getattr(policy, "predictor", None)

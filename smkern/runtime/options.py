@@ -37,6 +37,16 @@ def check_options(
     return as_int("seed", seed, -MAX_SEED, MAX_SEED)
 
 
+def device_of(executor: Any) -> Any:
+    """The device of an executor; ArgumentError for what is none."""
+    if not hasattr(executor, "device"):
+        raise ArgumentError(
+            f"executor={shown(executor)}: pass a ModelExecutor or a SimExecutor; smkern.serve "
+            "makes one of a model and a pool"
+        )
+    return executor.device
+
+
 PARTS = {
     "model": ("config", "max_position", "device", "embed", "layer", "head"),
     "pool": ("sizes", "device", "layer", "allocate"),

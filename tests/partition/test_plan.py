@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import smkern
-from smkern.errors import BudgetError
+from smkern.errors import ArgumentError, BudgetError
 from smkern.partition import plan_ladder
 from smkern.partition.driver import IGNORE_COSCHEDULING
 from tests import gpus
@@ -60,3 +60,8 @@ def test_a_ladder_of_each_gpu_has_the_planned_rungs(info) -> None:
         for decode, prefill in made:
             assert decode.num_sms + prefill.num_sms == info.num_sms
             assert newer or not (decode.clusters or prefill.clusters)
+
+
+def test_a_name_is_no_device() -> None:
+    with pytest.raises(ArgumentError, match=r"info='h200': pass a DeviceInfo"):
+        plan_ladder("h200")  # type: ignore[arg-type]

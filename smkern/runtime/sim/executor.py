@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from smkern.errors import ArgumentError
 from smkern.kv import PagePool
 from smkern.latency import Size
-from smkern.limits import as_flag, as_float, as_int
+from smkern.limits import as_flag, as_float, as_int, shown
 from smkern.models.config import ModelConfig
 from smkern.runtime.device import Event, Work
 from smkern.runtime.executor import (
@@ -89,6 +89,10 @@ class SimExecutor(Executor):
         graph_rows: int = MAX_MIXED_ROWS,
         checks: bool = True,
     ) -> None:
+        if not isinstance(config, ModelConfig):
+            raise ArgumentError(f"config={shown(config)}: pass a ModelConfig, such as a preset()")
+        if device is not None and not isinstance(device, SimDevice):
+            raise ArgumentError(f"device={shown(device)}: pass a SimDevice, or None")
         pages = as_int("num_pages", num_pages, 1), as_int("page_size", page_size, 1)
         held = min(config.max_position, pages[0] * pages[1])
         self.max_context = held if max_context is None else as_int("max_context", max_context, 1)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from smkern.errors import ArgumentError
 from smkern.models import SamplingParams, preset
 from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.sizes import MAX_MIXED_ROWS
+from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
@@ -276,3 +278,13 @@ def test_what_a_gpu_would_not_have_told_raises_and_is_kept(mistake) -> None:
     with pytest.raises(HazardError):
         mistake(bench)
     assert len(bench.executor.hazards) == 1
+
+
+def test_what_it_is_made_of_is_checked() -> None:
+    config = preset("qwen3-8b")
+    with pytest.raises(ArgumentError, match="config='qwen3-8b': pass a ModelConfig"):
+        SimExecutor("qwen3-8b", num_pages=8)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="device=132: pass a SimDevice"):
+        SimExecutor(config, 132, num_pages=8)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="executor='sim': pass a ModelExecutor"):
+        Multiplexer("sim")  # type: ignore[arg-type]
