@@ -113,7 +113,7 @@ def _versions() -> Iterator[Finding]:
             yield Finding("Versions", name, "failed", f"not installed; pip install {name}")
     kept = sum(1 for _ in cubin_path("cute", "").parent.glob("cute-*.cubin"))
     text = absent() or f"{VERSION}: compiles the GEMMs that Triton's tiles leave out"
-    yield Finding("Versions", PACKAGE, "note", f"{text} ({kept} compiled ones are kept)")
+    yield Finding("Versions", PACKAGE, "note", f"{text} ({kept} kernels that it compiled are kept)")
     text = cpp_build.absent() or f"{cpp_build.HEADERS_VERSION}: smkern build --cpp"
     library = cpp_build.built()
     said = "not built" if library is None else f"built: {library}"

@@ -114,7 +114,7 @@ def left_of(cells: Sequence[Cell], factors: Sequence[float], results: Results) -
     click.option("--factors", type=Floats(), default=FACTORS, show_default=True),
     click.option("--rungs", type=IntList(), default=None, help="SMs of decode's side of splits."),
     TRACES_OPTION,
-    click.option("--simulate", is_flag=True, help="Simulate what was served; needs no GPU."),
+    click.option("--simulate", is_flag=True, help="Simulate what --out has from a GPU."),
     TIME_LIMIT_OPTION,
     quick="One cell.",
 )
@@ -142,10 +142,12 @@ def command(
     cells = cells[:1] if output.quick else cells
     results = output.open(resume=True)
     if simulate:
-        for made in not_simulated(list(results.cells), tuple(rungs or RUNGS), traces_folder):
+        added = [*not_simulated(list(results.cells), tuple(rungs or RUNGS), traces_folder)]
+        for made in added:
             results.add(made)
         results.summary = summarize(results.cells)
         results.save(output.path)
+        click.echo(f"{len(added)} replays simulated, of those that {output.path} has from a GPU")
         return
     todo = left_of(cells, factors, results)
     if not todo:
