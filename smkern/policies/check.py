@@ -96,7 +96,7 @@ def checked_policy(policy: object, device: Splits) -> Policy:
     if not decides:
         raise ArgumentError(
             f"policy={shown(policy)} of type {type(policy).__name__} has no decide(snapshot): pass "
-            "one of smkern.policies, or None for the default"
+            "one of smkern.policies, such as Chunked(), or None for the default"
         )
     check_device = getattr(policy, "check_device", None)
     if check_device is not None:
