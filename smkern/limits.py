@@ -67,7 +67,7 @@ def as_float(name: str, value: Any, *, positive: bool = False) -> float:
             raise TypeError  # float() would take some of them
         number = float(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor without memory
-        raise ArgumentError(f"{name}={shown(value)} is no number: pass a float, or None") from None
+        raise ArgumentError(f"{name}={shown(value)} is no number: pass a float") from None
     except OverflowError:  # of a whole number
         number = float("inf")
     if not abs(number) <= MAX_FLOAT or (positive and number < MIN_FLOAT):
@@ -76,7 +76,7 @@ def as_float(name: str, value: Any, *, positive: bool = False) -> float:
             wanted += f" of at most {MAX_FLOAT:g}, the largest of fp32"
         elif 0 < number < MIN_FLOAT:
             wanted += f" of at least {MIN_FLOAT:g}, the smallest of fp32"
-        raise ArgumentError(f"{name}={number!r}: pass {wanted}, or None")
+        raise ArgumentError(f"{name}={number!r}: pass {wanted}")
     return number
 
 

@@ -149,6 +149,7 @@ def test_a_policy_that_fails_is_told(server: SimServer) -> None:
         ({"requests": 0}, TraceError, "0 requests are asked for"),
         ({"requests": "a"}, TraceError, "'a' requests are asked for"),
         ({"tbt_ms": "15"}, ArgumentError, "tbt_ms='15' is no number"),
+        ({"tbt_ms": None}, ArgumentError, "tbt_ms=None is no number: pass a float$"),
     ],
 )
 def test_numbers_that_are_none(given, error, words, server: SimServer) -> None:
