@@ -88,7 +88,7 @@ def headline(suites: Suites) -> str:
     ]
     if lost:
         lines.append(
-            "- **A loss:** under a tight limit no split keeps it where chunked prefill does: "
+            "- **A loss:** chunked prefill keeps tight limits that no split keeps: "
             f"{', '.join(lost)}."
         )
     return "\n".join(lines)
