@@ -12,7 +12,7 @@ from smkern.errors import ArgumentError
 from smkern.policies import Policy
 from smkern.replay.load import load_trace
 from smkern.replay.metrics import Report
-from smkern.replay.named import policy_named
+from smkern.replay.named import name_of, policy_named
 from smkern.replay.records import Served
 from smkern.replay.run import Server, replay
 from smkern.replay.search import Goodput, capacity_rps, goodput
@@ -83,13 +83,16 @@ class Comparison:
 
     def ranking(self) -> list[str]:
         """The policies, the best first: by goodput where it was sought; else those that keep both
-        limits first, and by the share of gaps and first tokens that do, then by TTFT."""
-        if self.goodputs:
-            return sorted(self.reports, key=lambda name: -self.goodputs[name].rate_rps)
+        limits first, and by the share of gaps and first tokens that do, then by TTFT. Those whose
+        decisions failed come last: their figures are of the decisions in place of these."""
 
-        def rank(name: str) -> tuple[bool, float, float]:
+        def rank(name: str) -> tuple[bool, bool, float, float]:
             one, is_kept = self.reports[name], self._keeps(name)
-            return not is_kept, 0.0 if is_kept else -one.kept, one.ttft_ms.mean or 0.0
+            has_failed = bool(self.served[name].failed_decision)
+            if self.goodputs:
+                return has_failed, False, -self.goodputs[name].rate_rps, 0.0
+            kept = 0.0 if is_kept else -one.kept
+            return has_failed, not is_kept, kept, one.ttft_ms.mean or 0.0
 
         return sorted(self.reports, key=rank)
 
@@ -113,7 +116,7 @@ class Comparison:
         keep = [name for name in others if self._keeps(name)]
         if keep:
             second = self.reports[keep[0]].ttft_ms.mean or 0.0
-            return f"{said}, {keep[0]} {second:.0f}; {len(keep) + 1} of {len(self.reports)} do."
+            return f"{said}; of {len(keep) + 1} that do {keep[0]} is next, {second:.0f} ms."
         return f"{said}; no other does." if others else f"{said}."
 
     def _keeps(self, name: str) -> bool:
@@ -234,7 +237,7 @@ def _makers(
             raise ArgumentError(
                 f"{choice!r} is no policy: give a name, a policy, or what makes one"
             )
-        label = name or (choice if isinstance(choice, str) else repr(make()))
+        label = name or (choice if isinstance(choice, str) else name_of(make()))
         if label in found:
             raise ArgumentError(f"two policies are called {label!r}: give a mapping with names")
         found[label] = make

@@ -73,6 +73,12 @@ def policy_named(
     return make(**{key: value for key, value in settings.items() if key in known})
 
 
+def name_of(policy: Policy) -> str:
+    """What tables call it: its `repr`, or its class where it has none of its own."""
+    kind = type(policy)
+    return kind.__name__ if kind.__repr__ is object.__repr__ else repr(policy)
+
+
 def asks_predictor(spec: str) -> bool:
     """Whether `policy_named` makes a policy that asks how long launches take.
 

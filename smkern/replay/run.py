@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import SmkernError
 from smkern.replay.limits import new_tokens, ttft_limits_s
+from smkern.replay.named import name_of
 from smkern.replay.records import Record, Served
 from smkern.replay.slo import Slo
 from smkern.replay.trace import Trace
@@ -143,7 +144,7 @@ def replay(
     records = records_of(trace, server.kv_tokens)
     warm_s = records[min(int(warm * len(records)), len(records) - 1)].at_s
     session = server.open(policy, keep=keep)
-    served = Served(name or repr(policy), trace, records, warm_s, records[-1].at_s)
+    served = Served(name or name_of(policy), trace, records, warm_s, records[-1].at_s)
     loop = _Loop(session, trace, served, slo, drain)
     try:
         loop.run()

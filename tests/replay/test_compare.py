@@ -128,17 +128,18 @@ def test_policies_that_are_none(policies, error, words, server: SimServer) -> No
 
 def test_a_policy_that_fails_is_told(server: SimServer) -> None:
     class Fails:
-        def __repr__(self) -> str:
-            return "fails"
-
         def decide(self, snapshot):
             return 1 / 0
 
-    with pytest.warns(RuntimeWarning, match="fails failed"):
+    with pytest.warns(RuntimeWarning, match="the policy <.*Fails o.* failed"):
         result = compare([Fails(), "static_split:66"], TRACE, server=server)
     said = str(result).splitlines()[-1]
-    assert said.startswith("fails failed, and plain decisions took its place: ")
+    assert said.startswith("Fails failed, and plain decisions took its place: ")
     assert "ZeroDivisionError" in said
+    assert result.ranking() == ["static_split:66", "Fails"]
+    fails = result.reports["Fails"]
+    assert fails.kept >= result.reports["static_split:66"].kept, "its figures alone would win"
+    assert fails.ttft_ms.mean < result.reports["static_split:66"].ttft_ms.mean
 
 
 @pytest.mark.parametrize(
