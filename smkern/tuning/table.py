@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
-from smkern.tuning.cells import checked, config_to_json, time_us
+from smkern.tuning.cells import checked, config_to_json, flat, key_of, time_us
 from smkern.tuning.config import Budget, Confinement, Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.constraints import (
     LIBRARIES,
@@ -221,7 +221,7 @@ class GemmCodec:
 
     def encode(self, key: CellKey, value: Cell) -> dict[str, Any]:
         row = {
-            **asdict(key),
+            **flat(key),
             "us": round(value.us, 3),
             "config": config_to_json(value.config, DEFAULT_CONFIG),
         }
@@ -231,7 +231,7 @@ class GemmCodec:
         return row
 
     def decode(self, row: Mapping[str, Any]) -> tuple[CellKey, Cell]:
-        key = checked(CellKey, {item.name: row[item.name] for item in fields(CellKey)})
+        key = key_of(CellKey, row)
         config, us = config_from_json(row["config"]), time_us(row["us"])
         own = config_from_json(row["own"]) if "own" in row else config
         return key, Cell(config, us, own, time_us(row.get("own_us", us)))
