@@ -27,6 +27,8 @@ JsonDict = dict[str, Any]
 
 IDENTITY = ("op", "case", "num_sms", "mode", "placement", "group_sms", "provider")
 """What makes two cells the same measurement. `group_sms` is the budget whose rounds it was in."""
+_SORTED = json.JSONEncoder(sort_keys=True)
+"""Made once: `json.dumps` would make one a cell."""
 
 
 FOLDER = Path(__file__).resolve().parent
@@ -68,7 +70,7 @@ def results_folder() -> Path:
 
 def cell_key(cell: Mapping[str, Any]) -> str:
     """A cell's identity as a string; sorts by operator, case, budget and provider."""
-    return json.dumps([cell.get(name) for name in IDENTITY], sort_keys=True)
+    return _SORTED.encode([cell.get(name) for name in IDENTITY])
 
 
 @dataclass(slots=True)
