@@ -19,7 +19,7 @@ LIMIT_MS = 15.0
 
 def saturated() -> Trace:
     """Prompts that never end, beside decode of many tokens."""
-    return Trace("saturated", tuple(Arrival(0.02 * n, 2000, 200) for n in range(150)))
+    return Trace("saturated", tuple(Arrival(0.02 * n, 2000, 200) for n in range(75)))
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ TABLES = {gpu: TablePredictor.load(PLAN.model, gpu) for gpu in (COMMITTED, H100)
 TABLE = TABLES[COMMITTED]
 
 
-def served(policy: Policy, seconds: float = 6.0, *, gpu: str = COMMITTED) -> Watched:
+def served(policy: Policy, seconds: float = 3.0, *, gpu: str = COMMITTED) -> Watched:
     device = SimDevice(
         NUM_SMS, PLAN.rungs, Varied(TABLES[gpu]), decode_launch_us=DECODE_LAUNCH_US,
         prefill_launch_us=PREFILL_LAUNCH_US,
@@ -57,7 +57,7 @@ def test_as_the_gpu_served_it(gpu: str, name: str, limit_ms: int) -> None:
 
 def test_adaptive_stays_with_the_split_that_it_began() -> None:
     """Chunks and splits are close here, and each change would make tokens late."""
-    found = served(Adaptive(TABLE, tbt_slo_ms=20.0), seconds=10.0)
+    found = served(Adaptive(TABLE, tbt_slo_ms=20.0), seconds=6.0)
     figures = found.figures()
     assert figures["tokens_per_ms"] > 25.5
     assert figures["tbt_p99_ms"] < 20.0

@@ -39,7 +39,7 @@ def _launches(layer: FakeLayer, m: int, launched: list[Launched]) -> list[Launch
     return list(launched)
 
 
-@pytest.mark.parametrize("m", [1, 9, 100, *random.Random(6).sample(range(1, 8193), 2)])
+@pytest.mark.parametrize("m", [1, 100, 1321])
 def test_launches_are_those_of_a_process_that_saw_no_other_length(m, seasoned, launched):
     num_sms, layer = seasoned
     mine = _launches(layer, m, launched)

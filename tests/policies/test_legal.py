@@ -77,7 +77,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 @pytest.mark.parametrize("made", WITH_MARGIN)
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(moments=st.lists(snapshots(), min_size=1, max_size=4))
 def test_a_margin_plans_for_a_shorter_limit(made: Any, moments: list[Snapshot]) -> None:
     careful = made(predictor=Linear(), tbt_slo_ms=20.0, margin=0.25)
@@ -95,7 +95,7 @@ def test_a_margin_is_a_share(made: Any, margin: Any) -> None:
         made(predictor=Linear(), tbt_slo_ms=20.0, margin=margin)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(policies(), st.lists(snapshots(), min_size=1, max_size=4))
 def test_decisions_are_legal_and_go_on(policy: Any, moments: list[Snapshot]) -> None:
     for snapshot in moments:

@@ -101,7 +101,7 @@ def test_tokens_are_those_of_each_prompt_alone(policy, pages, fails, alone, weig
         )
         served = Served(mux, alone, draw)
         served.submit()
-        for _ in range(100):
+        for _ in range(60):
             served.change()
             mux.step()
             for _ in range(draw.choice([0, 1, 5])):
