@@ -267,7 +267,7 @@ def as_size(new: int, cached: int, batch: int, context: int, layers: int) -> Siz
 
 @given(st.sampled_from(MODELS), st.integers(2, 132), sizes, st.integers(0, 3), st.integers(1, 500))
 def test_more_work_takes_no_less(model, num_sms, least, which, more) -> None:
-    predictor = LOADED[model]
+    predictor = SHIPPED[model]
     layers = predictor.sizes.num_layers
     grown = list(least)
     grown[which] += more
@@ -280,7 +280,7 @@ def test_more_work_takes_no_less(model, num_sms, least, which, more) -> None:
 
 @given(st.integers(2, 132), sizes, st.integers(0, 3), st.integers(1, 500))
 def test_the_roofline_of_more_work_is_no_lower(num_sms, least, which, more) -> None:
-    predictor = LOADED["qwen3-8b"]
+    predictor = SHIPPED["qwen3-8b"]
     layers = predictor.sizes.num_layers
     roofline = Roofline(predictor.sizes, predictor.profile)
     grown = list(least)
@@ -292,14 +292,11 @@ def test_the_roofline_of_more_work_is_no_lower(num_sms, least, which, more) -> N
     assert large >= small * (1 - 1e-9) >= 0
 
 
-LOADED = {model: TablePredictor.load(model) for model in MODELS}
-
-
 @given(st.sampled_from(MODELS), sizes, sizes, st.integers(2, 130))
 def test_a_slowdown_is_one_or_more(model, one, other, num_sms) -> None:
-    layers = LOADED[model].sizes.num_layers
+    layers = SHIPPED[model].sizes.num_layers
     size, beside = as_size(*one, layers), as_size(*other, layers)
-    assert 1 <= LOADED[model].slowdown(size, num_sms, beside, 132 - num_sms) < 3
+    assert 1 <= SHIPPED[model].slowdown(size, num_sms, beside, 132 - num_sms) < 3
 
 
 def test_what_contention_costs_on_an_h200() -> None:
