@@ -22,7 +22,7 @@ demo: $(READY) ## see it: a trace under every policy, partitions, a GEMM inside 
 test: $(READY) ## all tests that this machine can run; says first how long they take
 	.ci/test
 
-test-quick: $(READY) ## without those that compile kernels, generate tokens or interpret: under a minute
+test-quick: $(READY) ## without those that compile, generate tokens or take a second: a minute and a half
 	.ci/test quick
 
 test-gpu: $(READY) ## the tests that need a GPU, and nothing else

@@ -30,6 +30,8 @@ from smkern.tuning.table import Cell, CellKey
 from tests.gpus import A100, B200, FOREIGN, H100, H200, TINY_SLICE, install, nearest
 from tests.gpus import by_name as named
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class FakePartition:

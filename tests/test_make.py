@@ -75,7 +75,7 @@ def test_quick_tests_leave_the_slow_ones_out(script: Script, tmp_path: Path) -> 
     done = run(".ci/test", "quick", VENV=str(tmp_path), FIRST="3", SECOND="0", PYTHONPATH="")
     assert done.stdout.splitlines() == ["0 . -m pytest -m not slow"]
     assert done.returncode == 3
-    assert "under a minute on two idle cores" in done.stderr
+    assert "a minute and a half on two idle cores" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -131,6 +131,7 @@ def wheel(sdist: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(built("wheel", sdist))
 
 
+@pytest.mark.slow
 def test_sdist_holds_what_make_needs(sdist: Path) -> None:
     for name in ("constraints.txt", "Makefile", "CHANGELOG.md", ".ci/venv", ".ci/test"):
         assert (sdist / name).read_bytes() == (ROOT / name).read_bytes()
@@ -138,6 +139,7 @@ def test_sdist_holds_what_make_needs(sdist: Path) -> None:
     assert (sdist / "bench" / "results" / "h200" / "gemm.json").exists()
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
     inside = set(wheel.namelist())
     paths = [
@@ -154,6 +156,7 @@ def test_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
     assert not {name for name in inside if name.startswith(("tests/", *FOLDERS[1:]))}
 
 
+@pytest.mark.slow
 def test_wheel_leaves_measurements_out(wheel: zipfile.ZipFile) -> None:
     left = [name for name in wheel.namelist() if name.startswith(f"smkern/{REPO_ONLY}")]
     assert left == [f"smkern/{REPO_ONLY}__init__.py"]
@@ -163,11 +166,13 @@ def test_wheel_leaves_measurements_out(wheel: zipfile.ZipFile) -> None:
     assert sum(sizes.values()) - tables < 4.2e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["py.typed", "profiles/h200.json"])
 def test_wheel_holds_what_planning_needs(wheel: zipfile.ZipFile, data: str) -> None:
     assert f"smkern/{data}" in wheel.namelist()
 
 
+@pytest.mark.slow
 def test_wheel_works_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
     code = "import smkern.bench.results, smkern.autotune; print(smkern.bench.results.__file__)"
@@ -177,6 +182,7 @@ def test_wheel_works_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path
     )
 
 
+@pytest.mark.slow
 def test_metadata(wheel: zipfile.ZipFile) -> None:
     folder = f"smkern-{smkern.__version__}.dist-info"
     metadata = wheel.read(f"{folder}/METADATA").decode()

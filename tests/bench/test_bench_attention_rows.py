@@ -163,6 +163,7 @@ def test_tables():
     assert "| 3.2 |" in plan_table(cells)
 
 
+@pytest.mark.slow
 def test_pictures(tmp_path):
     whole_file().save(tmp_path / "attention.json")
     ran = CliRunner().invoke(plot_command, ["--results", str(tmp_path)])

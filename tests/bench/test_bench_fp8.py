@@ -48,6 +48,7 @@ def on_cpu(virtual_gpu, monkeypatch):
             monkeypatch.setitem(calls, name, slowed(calls[name], virtual_gpu, us))
 
 
+@pytest.mark.slow
 def test_the_suite_measures_and_writes(on_cpu, tmp_path):
     out = tmp_path / "fp8.json"
     run_suite(fp8.command, out, "--budgets", "16", "--peers", "bf16")
@@ -95,6 +96,7 @@ def deepgemm_stub():
     return sizes, modules | {"deep_gemm.utils": ModuleType("deep_gemm.utils")}
 
 
+@pytest.mark.slow
 def test_deepgemm_takes_part_where_it_is_installed(on_cpu, tmp_path, monkeypatch):
     even = GroupedCase("block", "tiny", 16, "even", 128, 256, True, 1)
     monkeypatch.setattr(fp8, "SIZES", Sizes((*TINY, even), TINY, (16,), (16,)))

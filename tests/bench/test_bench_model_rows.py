@@ -161,6 +161,7 @@ def test_breakdown_table_sums_the_step():
     assert "| **sum, ms** | 1.10 |" in text
 
 
+@pytest.mark.slow
 def test_pictures(tmp_path):
     results = Results(meta={"gpu": "NVIDIA H200"})
     for cell in cells():

@@ -22,6 +22,7 @@ def results() -> Results:
     return found
 
 
+@pytest.mark.slow
 def test_a_picture_a_row_count(tmp_path):
     results().save(tmp_path / "gemm.json")
     cliffs = Results()
@@ -35,6 +36,7 @@ def test_a_picture_a_row_count(tmp_path):
     assert all(data.startswith(b"\x89PNG") for data in written.values())
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_picture(tmp_path):
     results().save(tmp_path / "gemm.json")
     for _ in range(2):

@@ -15,6 +15,8 @@ from smkern.bench.tables import gemm, operators, overview
 from smkern.bench.tables.markdown import NOT_MEASURED, pivot
 from tests.bench.synthetic import Cell, cell
 
+pytestmark = pytest.mark.slow
+
 META = {
     "gpu": "NVIDIA H200",
     "driver": "580.1",

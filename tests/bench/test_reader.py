@@ -19,6 +19,8 @@ from smkern.bench.reader import (
 )
 from smkern.kernels.cuda_source import source_folder
 
+pytestmark = pytest.mark.slow
+
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the PATH")
 REGISTERS_OF_AN_SM = 65_536
 

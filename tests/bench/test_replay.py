@@ -31,6 +31,8 @@ from smkern.errors import ArgumentError, TraceError
 from smkern.policies import POLICIES
 from smkern.replay import load_trace, policy_named
 
+pytestmark = pytest.mark.slow
+
 CASE = Case("qwen3-8b", "azure-code", 15.0, "fcfs", "chunked")
 
 

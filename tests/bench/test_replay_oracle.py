@@ -14,6 +14,8 @@ from smkern.policies import Chunked, Policy, PrefillFirst, StaticSplit
 from smkern.replay import Slo, Trace, replay
 from smkern.replay.trace import Arrival
 
+pytestmark = pytest.mark.slow
+
 LIMIT_MS = 15.0
 
 

@@ -38,6 +38,7 @@ def gaps_ms(out: Path) -> float:
     return float(cell["tbt_ms"]["p50"])
 
 
+@pytest.mark.slow
 def test_replays_take_the_times_of_a_table_of_ones_own(tmp_path: Path) -> None:
     slow = changed(tmp_path / "slow.json", {}, slower=2.0)
     outs = {}

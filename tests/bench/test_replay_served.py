@@ -20,6 +20,8 @@ from smkern.replay import Arrival, Trace, replay
 from tests.bench.doubles import Meter
 from tests.models.generation import tiny
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = Trace(
     "t", tuple(Arrival(0.01 * n, 20 + n, 4, (0, 1) if n % 2 else ()) for n in range(8)), 8
 )

@@ -23,6 +23,8 @@ from smkern.runtime.timeline.trace import Span
 from tests.bench.doubles import run_suite
 from tests.models.generation import tiny
 
+pytestmark = pytest.mark.slow
+
 PLAN = PLANS[0]
 SIZES = Sizes(
     (40,), max_running=6, max_prefill=3, max_tokens=48, max_context=192, num_pages=96, reuse=True

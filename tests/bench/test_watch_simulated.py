@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -18,15 +19,20 @@ from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
 from tests.runtime.results import PLAN
 
+pytestmark = pytest.mark.slow
+
 NUM_SMS = 132
 H100 = "h100-80gb-hbm3"
-TABLES = {gpu: TablePredictor.load(PLAN.model, gpu) for gpu in (COMMITTED, H100)}
-TABLE = TABLES[COMMITTED]
+
+
+@cache
+def table(gpu: str) -> TablePredictor:
+    return TablePredictor.load(PLAN.model, gpu)
 
 
 def served(policy: Policy, seconds: float = 3.0, *, gpu: str = COMMITTED) -> Watched:
     device = SimDevice(
-        NUM_SMS, PLAN.rungs, Varied(TABLES[gpu]), decode_launch_us=DECODE_LAUNCH_US,
+        NUM_SMS, PLAN.rungs, Varied(table(gpu)), decode_launch_us=DECODE_LAUNCH_US,
         prefill_launch_us=PREFILL_LAUNCH_US,
     )  # fmt: skip
     executor = SimExecutor(
@@ -57,7 +63,7 @@ def test_as_the_gpu_served_it(gpu: str, name: str, limit_ms: int) -> None:
 
 def test_adaptive_stays_with_the_split_that_it_began() -> None:
     """Chunks and splits are close here, and each change would make tokens late."""
-    found = served(Adaptive(TABLE, tbt_slo_ms=20.0), seconds=6.0)
+    found = served(Adaptive(table(COMMITTED), tbt_slo_ms=20.0), seconds=6.0)
     figures = found.figures()
     assert figures["tokens_per_ms"] > 25.5
     assert figures["tbt_p99_ms"] < 20.0

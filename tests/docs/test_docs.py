@@ -34,6 +34,7 @@ def run_once(page: Path) -> tuple[dict[str, Any], str]:
     return run(page, "python")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, "python")], ids=name_of)
 def test_snippets_run(page):
     run_once(page)

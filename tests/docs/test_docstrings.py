@@ -12,6 +12,8 @@ import torch
 
 from tests.docs.pages import ROOT
 
+pytestmark = pytest.mark.slow
+
 ENGINES = ("smkern/integrations/vllm/", "smkern/integrations/sglang/")
 """Imported by engines that are not here."""
 

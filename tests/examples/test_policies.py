@@ -12,6 +12,8 @@ from smkern.examples import policies
 from smkern.policies import POLICIES
 from smkern.replay import Comparison
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, str, Path]:

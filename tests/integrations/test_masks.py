@@ -122,6 +122,7 @@ def must_be_served(request: dict[str, Any], pattern: Pattern) -> bool:
     return bool((starts <= 1).all()) and not rises_in_past
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(requests())
 def test_a_step_sees_what_the_dense_mask_sees(drawn: tuple[dict[str, Any], Pattern]) -> None:

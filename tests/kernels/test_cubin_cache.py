@@ -142,6 +142,7 @@ def writer(limit: int, first: int, count: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_eight_processes_of_three_versions_share_a_cache_and_some_are_killed(folder):
     writers = [writer(0, first, 10 if first % 2 else 10**6) for first in range(8)]
     for each in writers:

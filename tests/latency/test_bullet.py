@@ -161,6 +161,7 @@ def test_nothing_takes_no_time() -> None:
     assert model(Sample(STEP, SMS, 100.0)).alone_us(Size(), SMS) == 0.0
 
 
+@pytest.mark.slow
 @given(st.integers(1, 500), st.integers(0, 90), st.integers(1, 99))
 def test_with_one_factor_longer_takes_longer_and_more_sms_do_not(batch, more, sms) -> None:
     got = model(Sample(STEP, SMS, STEP_US))

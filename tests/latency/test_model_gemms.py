@@ -12,6 +12,8 @@ from smkern.models import preset
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
 
+pytestmark = pytest.mark.slow
+
 
 def test_gemms_of_a_model_go_up_a_stair() -> None:
     small = preset("qwen3-8b").replace(

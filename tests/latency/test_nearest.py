@@ -19,6 +19,8 @@ from smkern.models import ModelConfig, preset
 from smkern.profile import Profile, load_profile, profile_for, scaled
 from tests import gpus
 
+pytestmark = pytest.mark.slow
+
 H100 = "h100-80gb-hbm3"
 STEP = Size(batch=64, total_kv=64 * 2048)
 SMS = (16, 32, 100, 132)

@@ -29,6 +29,8 @@ from smkern.tuning.moe import MoeConfig, MoeKey
 from smkern.tuning.sample import SampleConfig, SampleKey
 from smkern.tuning.table import Cell, CellKey
 
+pytestmark = pytest.mark.slow
+
 GPU = "NVIDIA H200"
 META = dict.fromkeys(PROVENANCE, "x") | {"gpu": GPU}
 TABLES = sorted(SHIPPED.glob("*/*.json"))

@@ -36,6 +36,8 @@ from tests.docs.pages import ROOT
 from tests.measure.tiny_launches import tiny_launches
 from tests.models.generation import tiny
 
+pytestmark = pytest.mark.slow
+
 SIZES = ModelSizes.of(tiny())
 META = {"gpu": "a", "model": "tiny", "kernels": "1", "sizes": SIZES.to_json(), "gemms": None}
 

@@ -15,6 +15,8 @@ from smkern.measure.profile_command import POOL_TOKENS
 from smkern.measure.profile_plan import HELD_OUT_RUNGS, RUNGS, Cell, Room, all_rungs, plan
 from smkern.profile import load_profile
 
+pytestmark = pytest.mark.slow
+
 
 def kind_of(cell: Cell) -> str:
     if cell.mixed:

@@ -16,6 +16,8 @@ from smkern.models import Decoder, ModelConfig, Weights, quantize
 from tests.models.fp8_checkpoints import CONFIGS, FP8, SIZES, config_of, is_linear, sizes_of, write
 from tests.models.peers import Session, make_peer, prompts
 
+pytestmark = pytest.mark.slow
+
 COUNTS = (37, 12, 80)
 """Tokens of the requests' prompts."""
 FEW = (5, 2, 9)

@@ -17,6 +17,8 @@ from tests.gpus import A100, L40S, install
 from tests.models.fp8_checkpoints import CONFIGS, FP8, config_of, is_linear, quantized, write
 from tests.models.peers import assert_same, rewrite
 
+pytestmark = pytest.mark.slow
+
 Q = "model.layers.1.self_attn.q_proj"
 
 

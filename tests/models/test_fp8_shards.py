@@ -15,6 +15,8 @@ from tests.models.peers import Session, hf_config, prompts
 from tests.models.ranks import on_ranks
 from tests.models.test_fp8_decoder import assert_rounded_alike, widened
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
          "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 200}  # fmt: skip
 

@@ -10,6 +10,8 @@ from smkern.errors import ArgumentError
 from smkern.models import DecodeGraph, DecodeInputs
 from tests.models.peers import Peer, Session, prompts
 
+pytestmark = pytest.mark.slow
+
 PAD = 0
 COUNTS = (20, 3, 33)
 

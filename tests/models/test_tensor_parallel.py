@@ -12,6 +12,8 @@ from smkern.models import Decoder, ModelConfig, Shard, TensorParallel, Weights
 from tests.models.peers import FAMILIES, Session, hf_config, make_peer, prompts
 from tests.models.ranks import on_ranks
 
+pytestmark = pytest.mark.slow
+
 # qwen3 has 199 tokens in the other tests, which no number of ranks divides
 EVEN = {"vocab_size": 200}
 

@@ -54,6 +54,7 @@ TOKENIZER = {"auto_map": {"AutoTokenizer": ["planted.Planted", "planted.Planted"
 CONFIG = {"auto_map": {"AutoConfig": "planted.Planted", **TOKENIZER["auto_map"]}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["llama", "planted", None])
 @pytest.mark.parametrize(
     ("config", "tokenizer"),

@@ -64,6 +64,7 @@ def test_a_backward_raises(x, name):
         assert not seen(lambda: CALLS[name](x)).requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_function_runs_and_has_no_backward(x, backend):
     w = torch.randn(4, 8)

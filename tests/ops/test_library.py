@@ -11,6 +11,8 @@ import smkern.ops
 from smkern.errors import ArgumentError
 from tests.ops.compiled import check_compiled_once
 
+pytestmark = pytest.mark.slow
+
 HALF = torch.bfloat16
 OPTIONS = [
     {},

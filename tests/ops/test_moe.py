@@ -183,6 +183,7 @@ def test_overlaps_and_budgets() -> None:
         smkern.topk_softmax(rows(), 2, num_sms=0)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     x, experts = rows(4, 16, FP32), torch.zeros(4, 2).int()
     operators = torch.ops.smkern
@@ -198,6 +199,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(operators.moe_unpermute_out.default, (*args, x.clone()))
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     x, router = rows(6, 16, FP32), torch.randn(5, 16)
     gate_up, down = torch.randn(5, 8, 16), torch.randn(5, 16, 4)

@@ -205,6 +205,7 @@ def test_a_launch_has_the_kernels_parameters(op: Operator[Any], call: Any) -> No
     assert values[names.index("rows")] == 5
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     x = rows(4, 64, torch.float32)
     weight = ONES.float()
@@ -220,6 +221,7 @@ def test_opcheck() -> None:
     )
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     x, residual, weight = rows(4), rows(4), ONES
     wanted, total = smkern.rms_norm(residual + x, weight), residual + x

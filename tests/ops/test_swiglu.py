@@ -10,6 +10,8 @@ from torch.library import opcheck
 import smkern
 from smkern.errors import ArgumentError, BudgetError
 
+pytestmark = pytest.mark.slow
+
 HALF = torch.bfloat16
 
 

@@ -18,6 +18,8 @@ from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.select import GEMM_FAMILY
 from tests.ops.conftest import FakeTable
 
+pytestmark = pytest.mark.slow
+
 
 def tuned(problem, budget, allow_cublaslt):
     """A cell at 77 rows that serves 70 to 77."""

@@ -91,6 +91,7 @@ def test_a_table_and_a_verdict(result: Comparison) -> None:
     assert result.reports["split"].runtime["bubbles"] >= 0.0
 
 
+@pytest.mark.slow
 def test_pictures(result: Comparison, tmp_path: Path) -> None:
     points = {"mixed": [(1.0, 0.9), (2.0, 0.5)]}
     found = [
@@ -103,6 +104,7 @@ def test_pictures(result: Comparison, tmp_path: Path) -> None:
     assert [path.name for path in found] == ["one.png", "rates.png", "limits.png", "splits.png"]
 
 
+@pytest.mark.slow
 def test_goodput_says_who_wins() -> None:
     found = compare(
         ["chunked:256", "chunked:512"], "arxiv-like", requests=20, tbt_ms=30.0, find_goodput=True

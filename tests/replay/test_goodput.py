@@ -131,6 +131,7 @@ def server() -> SimServer:
     return SimServer("qwen3-8b")
 
 
+@pytest.mark.slow
 def test_a_simulated_search(server: SimServer) -> None:
     trace = load_trace("arxiv-like", requests=30, seed=4)
     slo, predictor = Slo(12.0), server.predictor

@@ -100,6 +100,7 @@ def test_keys_of_a_launch_that_failed_are_not_found_again() -> None:
     assert third.completion.cached_tokens == 36
 
 
+@pytest.mark.slow
 def test_a_loop_of_steps_alone_remembers_no_more_than_it_says() -> None:
     """Nobody calls `stats`, and `run`, which puts records in order, is not used."""
     world = World(StaticSplit(48, layers=1), end_probability=0.0, reuse=False)
@@ -234,6 +235,7 @@ def test_closing_waits_for_nobody_who_would_have_come() -> None:
     world.close()
 
 
+@pytest.mark.slow
 def test_a_long_queue_is_shown_in_part_and_served_in_order() -> None:
     """A step's host time must not grow with the queue; who is not shown yet loses nothing."""
     seen: list[tuple[int, int]] = []

@@ -20,6 +20,8 @@ from tests.models.fp8_checkpoints import CONFIGS, SIZES, write
 from tests.models.generation import greedy, make_llm, random_prompts, tiny
 from tests.models.peers import assert_same, hf_config
 
+pytestmark = pytest.mark.slow
+
 FP8 = torch.float8_e4m3fn
 WIDE = {"hidden_size": 128, "intermediate_size": 128}
 PROMPTS = random_prompts([9, 30, 14])

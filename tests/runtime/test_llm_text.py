@@ -14,6 +14,8 @@ from smkern.errors import ConfigError, RequestError
 from tests.models.generation import Letters, greedy, make_llm
 from tests.models.peers import FAMILIES, Peer, hf_config, make_peer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def peer(request: pytest.FixtureRequest) -> Peer:

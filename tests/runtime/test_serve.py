@@ -16,6 +16,8 @@ from smkern.runtime import HostDevice, ModelExecutor, serving
 from tests.models.generation import Letters, tiny
 from tests.runtime.alone import Alone, pool_of
 
+pytestmark = pytest.mark.slow
+
 CONFIG = tiny()
 WEIGHTS = Weights.random(CONFIG, 3)
 SIZES: dict[str, Any] = {"max_running": 4, "max_prefill": 2, "max_tokens": 64}

@@ -24,6 +24,8 @@ from tests.server.serving import (
     with_tensors,
 )
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [1, 2, 3]
 AT = 40
 """A launch in the middle of a long stream."""

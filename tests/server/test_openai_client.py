@@ -13,6 +13,8 @@ from smkern.runtime.multiplexer import Multiplexer
 from tests.models.generation import Letters
 from tests.server.serving import NAME, Chatting, Running, running, with_tensors
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "hello"
 IDS = Letters().encode(PROMPT)
 

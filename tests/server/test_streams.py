@@ -7,8 +7,11 @@ import re
 from random import Random
 
 import httpx2
+import pytest
 
 from tests.server.serving import NAME, Running, run_async, running, simulated, tokens_of
+
+pytestmark = pytest.mark.slow
 
 STREAMS, HANGING = 256, 10
 ENDLESS = 100_000

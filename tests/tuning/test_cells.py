@@ -21,6 +21,8 @@ from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, CellKey
 
+pytestmark = pytest.mark.slow
+
 META = dict.fromkeys(cells.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 BUDGET = Budget(32, "mask", False)
 CONFIG = GemmConfig("ws", 64, 128, 64, 4, 4, ctas_per_sm=2, split=0, group_m=4, max_ctas=30)

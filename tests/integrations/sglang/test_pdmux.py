@@ -217,6 +217,7 @@ def limited(sgl, machine, monkeypatch) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_a_limit_takes_the_fewest_sms_that_keep_it(limited) -> None:
     taken = [limited(ms).adjust(ROWS) for ms in (1000, 30, 20, 15, 1)]
     assert taken == sorted(taken)

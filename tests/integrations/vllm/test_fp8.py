@@ -33,6 +33,8 @@ from tests.integrations.vllm.linear_stubs import (
 from tests.models.fp8_checkpoints import BLOCKS, CONFIGS, FP8, SIZES, compressed, write
 from tests.ops.tensors import default_dtype
 
+pytestmark = pytest.mark.slow
+
 FUSED: dict[str, tuple[str, tuple[str, ...], list[int], int]] = {
     "qkv": ("self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj"), [256, 128, 128], 256),
     "o": ("self_attn.o_proj", ("o_proj",), [256], 256),

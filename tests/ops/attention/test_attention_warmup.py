@@ -28,6 +28,8 @@ from tests.ops.attention.cases import FP8, Case, make
 from tests.ops.conftest import FakeProfile
 from tests.ops.tensors import default_dtype, misplaced
 
+pytestmark = pytest.mark.slow
+
 CALLS = AttentionCalls(
     num_q_heads=4, num_kv_heads=2, head_dim=64, page_size=16, max_q_len=64, dtype=torch.float16
 )

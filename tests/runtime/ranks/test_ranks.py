@@ -12,6 +12,8 @@ from tests.processes import on_processes
 from tests.runtime.alone import Alone
 from tests.runtime.ranks import case
 
+pytestmark = pytest.mark.slow
+
 
 def truth(count: int, size: int) -> list[list[int] | None]:
     """Tokens of each request alone, on one rank; None for those that are cancelled."""

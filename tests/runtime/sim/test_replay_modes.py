@@ -18,6 +18,8 @@ from smkern.runtime.sim import fast_forward
 from smkern.runtime.sim.fast_forward import repeat
 from tests.runtime.world import RUNGS, Linear, small_config
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 8
 
 

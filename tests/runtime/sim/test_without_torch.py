@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 REPLAY = """
 import sys
 from smkern.kv import VirtualTokens
