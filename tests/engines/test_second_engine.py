@@ -43,7 +43,7 @@ def submit(engine: Engine, count: int, seed: int = 0) -> list[Request]:
     vocab = engine.model.sizes.vocab
     return [
         engine.submit(
-            [random.randrange(vocab) for _ in range(random.randint(1, 40))], random.randint(1, 12)
+            [random.randrange(vocab) for _ in range(random.randint(1, 40))], random.randint(1, 8)
         )
         for _ in range(count)
     ]
@@ -63,7 +63,7 @@ def check(engine: Engine, requests: list[Request]) -> None:
 @pytest.mark.parametrize(("step_us", "layer_us"), [(1, 1), (10, 37), (50, 3)])
 def test_tokens_whatever_is_over_first(model, step_us, layer_us, group):
     engine = simulated(model, step_us=step_us, layer_us=layer_us, group=group)
-    requests = submit(engine, 7)
+    requests = submit(engine, 5)
     engine.run()
     check(engine, requests)
 

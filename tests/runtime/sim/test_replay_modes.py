@@ -155,7 +155,7 @@ def test_the_replay_is_the_step_by_step_run(name, num_pages, launch_us, monkeypa
     )
     preempted = shared = 0
     for seed in range(3):
-        trace = random_trace(seed, 40)
+        trace = random_trace(seed, 24)
         options: dict[str, Any] = {"num_pages": num_pages, "launch_us": launch_us}
         if seed == 2:
             options["preemption"] = "keep"
