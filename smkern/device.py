@@ -147,13 +147,20 @@ def gpu_folder(name: str) -> str:
 
 def has_gpu() -> bool:
     """Whether torch sees a GPU here; it is not loaded to ask where there is no driver."""
-    try:
-        CDLL("libcuda.so.1")
-    except OSError:
+    if not _has_driver():
         return False
     import torch
 
     return torch.cuda.is_available()
+
+
+@cache
+def _has_driver() -> bool:
+    try:
+        CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def device_info(index: int | None = None) -> DeviceInfo:

@@ -58,7 +58,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *gpus: DeviceInfo) -> None:
             raise DeviceError(f"no GPU {index}: this machine has 0 to {len(gpus) - 1}")
         return gpus[index]
 
-    monkeypatch.setattr(device, "CDLL", lambda _: None)  # a driver
+    monkeypatch.setattr(device, "_has_driver", lambda: True)
     monkeypatch.setattr(device, "_facts", facts)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)

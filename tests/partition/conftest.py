@@ -145,6 +145,7 @@ def fake_machine(driver: FakeDriver | None = None, info: DeviceInfo = INFO) -> I
             patch.setattr(rooms[room], "device_info", lambda device=None: info)
         for room in ("green", "grid", "streams"):
             patch.setattr(rooms[room], "stream_budgets", lambda device: budgets)
+        patch.setattr("smkern.device._has_driver", lambda: True)
         fakes = {
             "ExternalStream": FakeStream,
             "Stream": _pooled,
