@@ -217,15 +217,15 @@ def time_us(value: Any) -> float:
     return us
 
 
-@cache
-def _allowed(kind: Any) -> dict[str, Any]:
-    """The type, or the values, that each field of a flat dataclass or named tuple may have.
-
-    Cached: resolving a class's annotations takes longer than checking a line by them.
-    """
+def _allowed_of(kind: Any) -> dict[str, Any]:
+    """The type, or the values, that each field of a flat dataclass or named tuple may have."""
     hints = get_type_hints(kind)
     names = [item.name for item in fields(kind)] if is_dataclass(kind) else [*hints]
     return {n: get_args(t) if get_origin(t := hints[n]) is Literal else t for n in names}
+
+
+_allowed: Callable[[Any], dict[str, Any]] = cache(_allowed_of)
+"""Resolving a class's annotations takes longer than checking a line by them."""
 
 
 def user_path(gpu: str, op: str = "gemm") -> Path:
