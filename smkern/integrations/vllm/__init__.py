@@ -44,7 +44,7 @@ def register() -> None:
         from vllm.model_executor.layers.quantization import register_quantization_config
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-        from smkern.integrations.vllm.linear import SmkernLinearConfig
+        from smkern.integrations.vllm.linear_config import SmkernLinearConfig
 
         is_taken = AttentionBackendEnum.CUSTOM.is_overridden()
     except (ImportError, AttributeError) as reason:

@@ -120,7 +120,8 @@ def modules(version: str) -> dict[str, ModuleType]:
 
 
 OURS = tuple(
-    f"smkern.integrations.vllm.{name}" for name in ("backend", "metadata", "linear", "fp8")
+    f"smkern.integrations.vllm.{name}"
+    for name in ("backend", "metadata", "linear", "linear_config", "fp8")
 )
 
 
