@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 NEW, CONTEXT = 16, 64
 PROMPTS = random_prompts([5, 3, 9, 4, 17, 30], seed=11)
 CONFIG = tiny()
+STEPS = 1_000
+"""Until all is served, at most; it takes some 40."""
 POOLS = {"plenty": (1, 600), "few": (1, 50), "few large": (16, 7)}
 """Size and number of pages; few hold little more than the longest request alone."""
 POLICIES: dict[str, Any] = {
@@ -106,8 +108,12 @@ def test_tokens_are_those_of_each_prompt_alone(policy, pages, fails, alone, weig
             mux.step()
             for _ in range(draw.choice([0, 1, 5])):
                 device.some()
-        for _ in mux.run():
-            pass
+        for _ in range(STEPS):
+            mux.step()
+            mux.wait()
+            if mux.is_idle:
+                break
+        assert mux.is_idle, f"not at its end after {STEPS} steps"
         served.check(may_fail=fails > 0)
         mux.close()
     pool.poll()
