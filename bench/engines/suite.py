@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 import click
@@ -21,7 +20,7 @@ from smkern.bench.engines.turns import Turns, run_by_turns
 from smkern.bench.engines.window import window_tasks
 from smkern.bench.replay.cases import checked_traces, trace_named
 from smkern.bench.replay.grid import TRACES_OPTION
-from smkern.bench.results import Results, load_results
+from smkern.bench.results import Results, load_results, merge_files
 from smkern.bench.rows import has_cell
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, known_names, suite_command
 from smkern.device import device_info
@@ -85,7 +84,7 @@ def _case_of(task: str) -> dict[str, Any]:
     return {"name": name, "limit": limit} if limit else {"name": name}
 
 
-def each_by_itself(
+def in_processes(
     names: Sequence[str], output: Output, more: Sequence[str], *, by_turns: bool
 ) -> None:
     """Measure engines in a process each: one after another, as each takes the GPU's memory, or
@@ -101,12 +100,15 @@ def each_by_itself(
     out, codes = output.path, dict[str, int]()
     if by_turns:
         parts = {name: out.with_name(f"{out.stem}.{name}{out.suffix}") for name in names}
-        for part in parts.values():
-            if out.exists():
-                copyfile(out, part)
+        before = [out] if out.exists() else []
+        if before:
+            for name, part in parts.items():
+                results_of(name, out).save(part)
         codes = run_by_turns({name: command(name, part) for name, part in parts.items()})
         if written := [part for part in parts.values() if part.exists()]:
-            join(out, written)
+            merge_files([*before, *written], out)
+        for part in written:
+            part.unlink()
     else:
         for name in names:
             codes[name] = subprocess.run(command(name, out), check=False).returncode
@@ -115,15 +117,11 @@ def each_by_itself(
             click.echo(f"{name}: its process ended with {code}", err=True)
 
 
-def join(out: Path, parts: Sequence[Path]) -> None:
-    """Make one file of those that engines wrote by turns."""
-    results = Results()
-    for part in parts:
-        results.merge(load_results(part))
-    results.summary = summarize(results.cells)
-    results.save(out)
-    for part in parts:
-        part.unlink()
+def results_of(provider: str, path: Path) -> Results:
+    """What a file has of one engine."""
+    found = load_results(path)
+    found.drop(lambda cell: bool(cell["provider"] != provider))
+    return found
 
 
 @suite_command(
@@ -154,7 +152,7 @@ def command(
         more = ["--model", model, *(["--quick"] if output.quick else [])]
         more += ["--limits", ",".join(f"{limit:g}" for limit in load.limits_ms)]
         more += ["--window", window, "--traces-folder", str(traces_folder)] if window else []
-        each_by_itself(names, output, more, by_turns=by_turns)
+        in_processes(names, output, more, by_turns=by_turns)
         return
     results = output.open()
     at = (window, traces_folder) if window else None

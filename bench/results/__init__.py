@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -215,11 +215,12 @@ def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:
     return list({json.dumps(run, sort_keys=True): run for run in runs}.values())
 
 
-@click.command("merge")
-@click.argument("parts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File.")
-def command(parts: tuple[Path, ...], out: Path) -> None:
-    """Merge results files of one suite; where two measured a cell, the later argument counts."""
+def merge_files(parts: Sequence[Path], out: Path) -> Results:
+    """Write the results of files of one suite as one; of a cell in two the later file's counts.
+
+    Raises:
+        ResultsError: a file is no results file, or of another GPU or suite than one before.
+    """
     from smkern.bench.runtime.rows import renew
 
     merged = Results()
@@ -231,4 +232,13 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
             rows = import_module(f"smkern.bench.{SUMMARIES[suite]}")
             merged.summary |= rows.summarize(merged.cells)
     merged.save(out)
+    return merged
+
+
+@click.command("merge")
+@click.argument("parts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File.")
+def command(parts: tuple[Path, ...], out: Path) -> None:
+    """Merge results files of one suite; where two measured a cell, the later argument counts."""
+    merged = merge_files(parts, out)
     click.echo(f"{len(merged.by_key)} cells in {out}")

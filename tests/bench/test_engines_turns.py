@@ -85,7 +85,8 @@ def test_what_engines_write_by_turns_is_one_file(
 ) -> None:
     out = tmp_path / "engines.json"
     old = Results({"command": "bench engines"})
-    old.add(EngineLoad().cell("decode_alone", VLLM, 10.0, "ms"))
+    for provider in (VLLM, FP8, FP8_LINEAR):
+        old.add(EngineLoad().cell("decode_alone", provider, 10.0, "ms"))
     old.save(out)
     given: dict[str, Sequence[str]] = {}
 
@@ -94,6 +95,7 @@ def test_what_engines_write_by_turns_is_one_file(
         for name, command in commands.items():
             part = Path(command[command.index("--out") + 1])
             results = load_results(part)
+            assert [cell["provider"] for cell in results.cells] == [name]
             results.add(EngineLoad().cell("decode_alone", name, 8.0, "ms"))
             results.save(part)
         return {FP8: 0, FP8_LINEAR: 2}
@@ -105,7 +107,8 @@ def test_what_engines_write_by_turns_is_one_file(
     assert ran.exit_code == 0, ran.output
     assert f"{FP8_LINEAR}: its process ended with 2" in ran.output
     assert [*tmp_path.iterdir()] == [out]
-    assert {cell["provider"] for cell in load_results(out).cells} == {VLLM, FP8, FP8_LINEAR}
+    found = {cell["provider"]: cell["value"] for cell in load_results(out).cells}
+    assert found == {VLLM: 10.0, FP8: 8.0, FP8_LINEAR: 8.0}
     for name, command in given.items():
         assert command[command.index("--engines") + 1] == name
         assert {"--resume", "--limits", "--time-limit-s"} <= {*command}
