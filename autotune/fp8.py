@@ -138,17 +138,13 @@ def listed(
 
 def case_of(m: int, n: int, k: int, kind: Kind) -> ScaledCase:
     """A product of a model with such weights."""
-    return ScaledCase(ScaledProblem(m, n, k, blocks=kind == "fp8-block"))
+    return ScaledCase(ScaledProblem(m, n, k, scales="block" if kind == "fp8-block" else "row"))
 
 
 def cases_of(shapes: Sequence[tuple[int, int]], rows: Sequence[int]) -> list[ScaledCase]:
     """All cases, what shares operands together."""
-    return [
-        ScaledCase(ScaledProblem(m, n, k, blocks=blocks))
-        for n, k in shapes
-        for blocks in (True, False)
-        for m in rows
-    ]
+    kinds: tuple[Kind, ...] = ("fp8-block", "fp8-channel")
+    return [case_of(m, n, k, kind) for n, k in shapes for kind in kinds for m in rows]
 
 
 def _tasks(

@@ -27,7 +27,10 @@ MAX_CACHED = 1024
 _COMPUTE_32F = 68
 _R_32F = 0
 _TYPES = {"fp16": 2, "bf16": 14}
+_E4M3 = 28
 _TRANSA, _EPILOGUE, _BIAS_POINTER, _SM_COUNT_TARGET, _BIAS_TYPE = 3, 7, 8, 15, 26
+_A_SCALE, _B_SCALE, _A_SCALE_MODE, _B_SCALE_MODE = 17, 18, 31, 32
+_SCALE_MODES = {"matrix": 0, "row": 3}  # one number; one for each row of both
 _OP_T = 1
 _EPILOGUE_BIAS = 4
 _MAX_WORKSPACE, _ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D = 1, 5, 6, 7, 8
@@ -130,11 +133,11 @@ class _Layouts:
 
     def __init__(
         self, lib: ctypes.CDLL, handle: c_void_p, desc: _Object, problem: GemmProblem,
-        a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
+        operands: int, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
     ) -> None:  # fmt: skip
         kind = _TYPES[problem.dtype]
-        self.w = _Object(lib, "MatrixLayout", kind, problem.k, problem.n, w_stride)
-        self.a = _Object(lib, "MatrixLayout", kind, problem.k, problem.m, a_stride)
+        self.w = _Object(lib, "MatrixLayout", operands, problem.k, problem.n, w_stride)
+        self.a = _Object(lib, "MatrixLayout", operands, problem.k, problem.m, a_stride)
         self.out = _Object(lib, "MatrixLayout", kind, problem.n, problem.m, out_stride)
         added_stride = residual_stride if problem.epilogue.residual else out_stride
         self.residual = _Object(lib, "MatrixLayout", kind, problem.n, problem.m, added_stride)
@@ -161,20 +164,23 @@ class _Layouts:
 class CublasLtPlan:
     """One problem and budget, ready to launch with `GemmPlan.launch`'s arguments.
 
-    There is one immutable descriptor per bias address, so that threads can share a plan.
+    There is one immutable descriptor for the addresses of a bias and of scales, so that threads can
+    share a plan.
     """
 
     __slots__ = (
-        "_alpha", "_beta", "_descs", "_handle", "_layouts", "_lib", "_lock", "_problem", "budget",
-        "workspace_bytes",
+        "_alpha", "_beta", "_descs", "_handle", "_layouts", "_lib", "_lock", "_problem", "_scales",
+        "budget", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(
-        self, lib: ctypes.CDLL, handle: c_void_p, problem: GemmProblem, budget: Budget
-    ) -> None:
+        self, lib: ctypes.CDLL, handle: c_void_p, problem: GemmProblem, budget: Budget,
+        scales: str | None = None,
+    ) -> None:  # fmt: skip
         self._lib, self._handle, self._problem, self.budget = lib, handle, problem, budget
+        self._scales = scales
         self._alpha, self._beta = c_float(1.0), c_float(problem.epilogue.residual)
-        self._descs: dict[int, _Object] = {}
+        self._descs: dict[tuple[int, int, int], _Object] = {}
         self._layouts: dict[tuple[int, int, int, int], _Layouts] = {}
         self._lock = threading.Lock()
         self.workspace_bytes = COUNTER_BYTES + WORKSPACE_BYTES
@@ -187,14 +193,15 @@ class CublasLtPlan:
     def launch(
         self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,
         a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        workspace_ptr: int, stream: int,
+        workspace_ptr: int, stream: int, a_scale_ptr: int = 0, w_scale_ptr: int = 0,
     ) -> None:  # fmt: skip
         """Launch on `stream`. Pointers are device addresses, strides are in elements between rows.
 
         Raises:
             DeviceError: the library has no algorithm, or the launch failed.
         """
-        desc = self._descs.get(bias_ptr) or self._desc(bias_ptr)
+        read = bias_ptr, a_scale_ptr, w_scale_ptr
+        desc = self._descs.get(read) or self._desc(read)
         key = (a_stride, w_stride, out_stride, residual_stride)
         layouts = self._layouts.get(key) or self._layout(key, desc)
         code = self._lib.cublasLtMatmul(
@@ -222,8 +229,9 @@ class CublasLtPlan:
 
         return launch
 
-    def _desc(self, bias_ptr: int) -> _Object:
+    def _desc(self, read: tuple[int, int, int]) -> _Object:
         lib, kind = self._lib, "MatmulDesc"
+        bias_ptr, a_scale_ptr, w_scale_ptr = read
         desc = _Object(lib, kind, c_int(_COMPUTE_32F), c_int(_R_32F))
         desc.set(lib, kind, _TRANSA, c_int(_OP_T))
         desc.set(lib, kind, _SM_COUNT_TARGET, c_int(self.budget.num_sms))
@@ -231,15 +239,22 @@ class CublasLtPlan:
             desc.set(lib, kind, _EPILOGUE, c_int(_EPILOGUE_BIAS))
             desc.set(lib, kind, _BIAS_TYPE, c_int(_TYPES[self._problem.dtype]))
             desc.set(lib, kind, _BIAS_POINTER, c_void_p(bias_ptr))
+        if self._scales is not None:  # w is the left operand
+            for at, mode_at, pointer in (
+                (_A_SCALE, _A_SCALE_MODE, w_scale_ptr), (_B_SCALE, _B_SCALE_MODE, a_scale_ptr),
+            ):  # fmt: skip
+                desc.set(lib, kind, mode_at, c_int(_SCALE_MODES[self._scales]))
+                desc.set(lib, kind, at, c_void_p(pointer))
         with self._lock:
             if len(self._descs) >= MAX_CACHED:
                 self._descs.clear()
-            self._descs[bias_ptr] = desc
+            self._descs[read] = desc
         return desc
 
     def _layout(self, key: tuple[int, int, int, int], desc: _Object) -> _Layouts:
+        operands = _TYPES[self._problem.dtype] if self._scales is None else _E4M3
         with self._lock:
-            layouts = _Layouts(self._lib, self._handle, desc, self._problem, *key)
+            layouts = _Layouts(self._lib, self._handle, desc, self._problem, operands, *key)
             self._layouts[key] = layouts
         return layouts
 
@@ -261,8 +276,13 @@ class CublasLt:
             torch.zeros(1, device=f"cuda:{device_index}")
             _check(self._lib.cublasLtCreate(byref(self._handle)), "Create")
 
-    def plan(self, problem: GemmProblem, budget: Budget) -> CublasLtPlan:
+    def plan(self, problem: GemmProblem, budget: Budget, scales: str | None = None) -> CublasLtPlan:
         """A launch of `problem` told to use `budget.num_sms` SMs (a hint to the library).
+
+        Args:
+            problem: Sizes, epilogue, and the dtype of results and, without scales, of operands.
+            budget: Where it runs.
+            scales: Of e4m3 operands: "matrix", one number each, or "row", one for each row of both.
 
         Raises:
             ArgumentError: batch_invariant, an activation, SwiGLU, or an unbound dtype.
@@ -275,4 +295,10 @@ class CublasLt:
             )
         if problem.dtype not in _TYPES:
             raise ArgumentError(f"cuBLASLt is bound for {sorted(_TYPES)}, not {problem.dtype!r}")
-        return CublasLtPlan(self._lib, self._handle, problem, budget)
+        return CublasLtPlan(self._lib, self._handle, problem, budget, scales)
+
+
+@cache
+def library_of(device_index: int) -> CublasLt:
+    """The one binding of a device."""
+    return CublasLt(device_index)

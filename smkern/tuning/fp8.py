@@ -12,9 +12,10 @@ from functools import lru_cache
 from itertools import product
 from math import log
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from smkern.device import check_budget
+from smkern.errors import ArgumentError
 from smkern.tuning import candidates, constraints, cost_model
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, load_constants
@@ -24,6 +25,9 @@ from smkern.tuning.select import INVARIANT_BUDGETS, INVARIANT_ROWS, Nominal
 if TYPE_CHECKING:
     from smkern.profile import Profile
 
+Scales = Literal["matrix", "row", "mixed", "block"]
+"""One number for all of a and one for all of w; one a row of both; rows of one side alone; 1 x 128
+of a by 128 x 128 of w."""
 STEP = 64
 """`block_k` of the twin: 128 e4m3."""
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
@@ -46,6 +50,9 @@ COPY_REGISTERS = 24
 MAX_SWAPPED_ROWS = 192
 MAX_SWAPPED_COLUMNS = 32
 """Of a swapped tile with scales of blocks."""
+LIBRARY_ROWS: dict[Scales, int] = {"matrix": 64, "row": 512}
+"""Rows above which cuBLASLt serves the whole device, by scales: on an H100 ours took 1.10 times its
+time there by matrices (58 products, 0.95 to 1.66) and 1.05 by rows (36, 0.97 to 1.15)."""
 PLAIN = Epilogue()
 GATED = GemmConfig("ws", 128, 256, STEP, 8, 4, eager=True)
 """The kernel of gate, up and what follows: 128 columns of both, as results share their scales."""
@@ -59,8 +66,8 @@ GATED_ROWS = 257
 class ScaledProblem:
     """out [m, n] = (a [m, k] @ w [n, k]^T), scaled, in e4m3.
 
-    `blocks`: scales of 1 x 128 by 128 x 128, otherwise of rows. `aligned`: a, w and out have
-    16-byte rows and bases. `kernel`: the one that is asked for, or "".
+    `aligned`: a, w and out have 16-byte rows and bases. `kernel`: the one that is asked for, "own"
+    for any of ours, or "".
     """
 
     m: int
@@ -68,10 +75,15 @@ class ScaledProblem:
     k: int
     out_dtype: Dtype = "bf16"
     epilogue: Epilogue = PLAIN
-    blocks: bool = False
+    scales: Scales = "row"
     aligned: bool = True
     batch_invariant: bool = False
     kernel: str = ""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether scales change along K."""
+        return self.scales == "block"
 
     @property
     def twin(self) -> GemmProblem:
@@ -189,7 +201,38 @@ def sensible(m: int, config: GemmConfig) -> bool:
 
 def serves_ws(problem: ScaledProblem, capability: tuple[int, int]) -> bool:
     """Whether the warp-specialised kernel can run: bulk copies want 16-byte rows."""
-    return problem.aligned and capability[0] == 9 and problem.kernel in ("", "ws")
+    return problem.aligned and capability[0] == 9 and problem.kernel in ("", "own", "ws")
+
+
+def serves_library(problem: ScaledProblem, budget: Budget, profile: Profile) -> bool:
+    """Whether cuBLASLt can run a problem: on sm_90, on the whole device, as its SM count is a hint.
+
+    With scales of blocks it would read those of `a` by columns, which nothing here writes.
+    """
+    info, epilogue = profile.info, problem.epilogue
+    whole = budget.num_sms == info.num_sms and budget.clusters and info.capability == (9, 0)
+    fits = problem.aligned and problem.n % 16 == 0 and problem.scales in LIBRARY_ROWS
+    plain = not (epilogue.activation or epilogue.swiglu or problem.batch_invariant)
+    return whole and fits and plain
+
+
+def is_librarys(problem: ScaledProblem, budget: Budget, profile: Profile) -> bool:
+    """Whether cuBLASLt does run it: asked for, or of so many rows that it is the faster.
+
+    Raises:
+        ArgumentError: it is asked for, and cannot.
+    """
+    serves = serves_library(problem, budget, profile)
+    if problem.kernel == "cublaslt" and not serves:
+        raise ArgumentError(
+            f"backend='cublaslt' cannot run {problem.m}x{problem.n}x{problem.k} in e4m3 (scales of "
+            f"{problem.scales}, epilogue {problem.epilogue.key!r}, {budget.num_sms} SMs): it takes "
+            "scales of matrices or of rows of both, n in multiples of 16 and the whole of an sm_90 "
+            "device; leave backend at None"
+        )
+    if problem.kernel:
+        return problem.kernel == "cublaslt"
+    return serves and problem.m > LIBRARY_ROWS[problem.scales]
 
 
 def serves_gated(problem: ScaledProblem, capability: tuple[int, int]) -> bool:

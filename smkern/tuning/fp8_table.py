@@ -38,7 +38,8 @@ class ScaledKey:
     @property
     def problem(self) -> ScaledProblem:
         """The problem that was tuned."""
-        return ScaledProblem(self.m, self.n, self.k, blocks=self.blocks)
+        scales: fp8.Scales = "block" if self.blocks else "row"
+        return ScaledProblem(self.m, self.n, self.k, scales=scales)
 
     @property
     def series(self) -> tuple[Any, ...]:
@@ -119,6 +120,8 @@ class ScaledFamily(Family[ScaledProblem, GemmConfig]):
         self, problem: ScaledProblem, budget: Budget, profile: Profile, table: Any = None
     ) -> GemmConfig:
         check_budget(budget)
+        if fp8.is_librarys(problem, budget, profile):
+            return constraints.CUBLASLT
         if table is not None and (found := table.lookup(problem, budget, profile.info.capability)):
             return found
         return fp8.choose(problem, budget, profile)

@@ -18,7 +18,7 @@ BUDGET = Budget(24, "mask", False)
 
 
 def test_the_models_choice_comes_first_and_other_tiles_get_a_chance():
-    problem = ScaledProblem(64, 6144, 4096, blocks=True)
+    problem = ScaledProblem(64, 6144, 4096, scales="block")
     found = fp8.listed(problem, BUDGET, H200, 8)
     assert next(iter(found)) == choose(problem, BUDGET, H200)
     tiles = Counter((x.block_m, x.block_n, x.swap, x.ctas_per_sm) for x in list(found)[:8])

@@ -48,7 +48,7 @@ def _compiled() -> None:
         return
     wanted = []
     for blocks in (False, True):
-        base = ScaledProblem(64, 256, 512, blocks=blocks)
+        base = ScaledProblem(64, 256, 512, scales="block" if blocks else "row")
         wanted += [(replace(base, epilogue=e), c) for c in CONFIGS for e in (Epilogue(), FULL)]
         every = [(m, n, k, e) for m, n, k in RAGGED for e in (Epilogue(),)]
         every += [(96, 256, 512, e) for e in EPILOGUES]
@@ -194,6 +194,45 @@ def test_swiglu(kind):
     assert torch.equal(found, smkern.silu_and_mul(gate_up))
 
 
+@pytest.mark.parametrize("kind", ["tensor", "row"])
+@pytest.mark.parametrize("epilogue", [*EPILOGUES[:2], Epilogue(True, True)], ids=lambda e: e.key)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_cublaslt_on_the_whole_device(dtype, epilogue, kind):
+    """Where it may be chosen: as right as our own, eager and in a graph that it ran before."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("cuBLASLt serves sm_90")
+    for m, n, k in ((70, 256, 512), (601, 528, 4096), (1100, 1040, 1152)):
+        case = Case(m, n, k, kind, dtype, epilogue)
+        x = operands(case)
+        assert smkern.gemm(**x.given(), backend="cublaslt") is x.out
+        check(case, x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            smkern.gemm(**x.given(), backend="cublaslt")
+        x.out.fill_(math.nan)
+        graph.replay()
+        check(case, x)
+
+
+@pytest.mark.parametrize(("kind", "m"), [("tensor", 2048), ("row", 2048), ("tensor", 128)])
+def test_a_capture_before_the_first_call_takes_our_own(kind, m):
+    case = Case(m, 1024, 2048, kind)
+    x = operands(case)
+    smkern.gemm(**x.given(), backend="own")
+    taken = []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        x.out.fill_(math.nan)
+        with torch.cuda.graph(graph):
+            smkern.gemm(**x.given())
+        graph.replay()
+        check(case, x)
+        taken.append(x.out.clone())
+        smkern.gemm(**x.given())
+        check(case, x)
+    assert all(bool(y.isfinite().all()) for y in taken)
+
+
 def test_zero_sizes_and_backends():
     a = torch.zeros(0, 256, device="cuda").to(torch.float8_e4m3fn)
     w = torch.zeros(64, 256, device="cuda").to(torch.float8_e4m3fn)
@@ -213,7 +252,8 @@ def test_every_variant_is_right():
     if not made[True]:
         pytest.skip("no warp-specialised kernel here")
     base = ScaledProblem(64, 264, 1152)
-    precompile((replace(base, blocks=blocks), c) for blocks in names for c in made[blocks])
+    kinds = {kind: made[blocks] for blocks, kind in names.items()}
+    precompile((replace(base, scales=kind), c) for kind in kinds for c in kinds[kind])
     for blocks, kind in names.items():
         for config in made[blocks]:
             case = Case(config.block_m + 13, 264, 1152, kind)

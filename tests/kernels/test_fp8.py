@@ -54,7 +54,8 @@ def test_a_gemm_fits_and_keeps_its_sums_in_registers(config, blocks, tmp_path) -
     if config.swap and blocks:
         config = replace(config, block_m=min(config.block_m, fp8.MAX_SWAPPED_COLUMNS))
     wide = fp8.is_wide(config)
-    problem = ScaledProblem(64, 4096, 4096, epilogue=FULL, blocks=blocks or wide)
+    scales = "block" if blocks or wide else "row"
+    problem = ScaledProblem(64, 4096, 4096, epilogue=FULL, scales=scales)
     variant = variant_of(problem, replace(config, split=0), 90)
     artifact = variant.compile()
     registers, stack = usage(artifact, tmp_path)
@@ -103,7 +104,7 @@ def test_every_variant_fits_by_the_rule() -> None:
 
 @pytest.mark.parametrize("capability", [89, 90])
 def test_the_pointer_kernel_compiles_without_bulk_copies(capability: int, tmp_path: Path) -> None:
-    problem = ScaledProblem(70, 104, 1024, epilogue=FULL, kernel="pointer", blocks=True)
+    problem = ScaledProblem(70, 104, 1024, epilogue=FULL, kernel="pointer", scales="block")
     for variant in ScaledGemmKernels(capability).variants(problem):
         artifact = variant.compile()
         code = told(artifact, tmp_path, "-sass")

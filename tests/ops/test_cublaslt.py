@@ -37,8 +37,8 @@ class FakeLibrary:
         return [args for called, args in self.calls if called == f"cublasLt{name}"]
 
 
-def plan(problem, lib):
-    return cublaslt.CublasLtPlan(lib, ctypes.c_void_p(1), problem, BUDGET)
+def plan(problem, lib, scales=None):
+    return cublaslt.CublasLtPlan(lib, ctypes.c_void_p(1), problem, BUDGET, scales)
 
 
 def launch(made, bias=0, stride=4096, workspace=1 << 20):
@@ -98,6 +98,20 @@ def test_a_second_launch_only_multiplies():
     assert len(lib.named("MatmulAlgoGetHeuristic")) == 1
     told = [args[1].value for args in lib.named("MatmulDescSetAttribute")]
     assert told.count(8) == 2, "a bias address has a descriptor of its own"
+
+
+@pytest.mark.parametrize(("scales", "mode"), [("matrix", 0), ("row", 3)])
+def test_scales_of_e4m3_are_read_where_they_lie(scales, mode):
+    lib = FakeLibrary()
+    made = plan(GemmProblem(64, 6144, 4096), lib, scales)
+    made.launch(16, 32, 48, 0, 0, 4096, 4112, 6144, 0, 1 << 20, 7, 64, 80)
+    told = {args[1].value: args[2]._obj.value for args in lib.named("MatmulDescSetAttribute")}
+    assert told == {3: 1, 15: 60, 31: mode, 32: mode, 17: 80, 18: 64}, "w is the left operand"
+    kinds = [args[1:] for args in lib.named("MatrixLayoutCreate")]
+    assert kinds[:2] == [(28, 4096, 6144, 4112), (28, 4096, 64, 4096)], "operands are e4m3"
+    assert kinds[2] == (14, 6144, 64, 6144), "the result is bf16"
+    made.launch(16, 32, 48, 0, 0, 4096, 4112, 6144, 0, 1 << 20, 7, 96, 80)
+    assert len(lib.named("MatmulDescCreate")) == 2, "addresses have descriptors of their own"
 
 
 def test_no_algorithm_is_an_error_with_a_remedy():

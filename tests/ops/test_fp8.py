@@ -337,16 +337,17 @@ def test_scales_of_calls_to_come_are_fp32_whatever_the_default_dtype_is():
 
 
 def test_an_explanation_names_kernel_and_kind():
-    why = smkern.explain_gemm(64, 6144, 4096, dtype=E4M3, blocks=True, num_sms=24, confined="mask")
+    options = {"num_sms": 24, "confined": "mask"}
+    why = smkern.explain_gemm(64, 6144, 4096, dtype=E4M3, scales="block", **options)
     assert why.config.kernel == "ws"
     assert why.config.block_k == 128
     assert "64x6144x4096 e4m3 by blocks (none) on 24 SMs" in str(why)
-    bf16 = smkern.explain_gemm(64, 6144, 4096, num_sms=24, confined="mask")
+    bf16 = smkern.explain_gemm(64, 6144, 4096, **options)
     assert why.predicted_us < bf16.predicted_us
     odd = smkern.explain_gemm(64, 6144, 4100, dtype=E4M3)
     assert odd.config.kernel == "pointer"
     assert smkern.gemm_workspace_bytes(64, 6144, 4096, dtype=E4M3) >= 0
-    refused("k=200: block scales", smkern.explain_gemm, m=1, n=8, k=200, dtype=E4M3, blocks=True)
+    refused("k=200: block scales", smkern.explain_gemm, m=1, n=8, k=200, dtype=E4M3, scales="block")
     refused("cannot run", smkern.explain_gemm, m=1, n=8, k=128, dtype=E4M3, backend="tma")
 
 
@@ -366,9 +367,18 @@ def test_permuted_rows_are_those_of_the_tokens(blocks):
 
 
 def test_an_explanation_says_who_chose():
-    options = {"dtype": E4M3, "blocks": True, "num_sms": 24, "confined": "mask"}
+    options = {"dtype": E4M3, "scales": "block", "num_sms": 24, "confined": "mask"}
     tuned = smkern.explain_gemm(64, 6144, 4096, **options)
     assert (tuned.source, tuned.config.block_k) == ("table", 128)
     assert smkern.explain_gemm(64, 6152, 4096, **options).source == "model"
     assert smkern.explain_gemm(64, 6144, 4096, batch_invariant=True, **options).source == "model"
     assert smkern.explain_gemm(64, 6144, 4096, backend="pointer", **options).source == "forced"
+    whole = {"dtype": E4M3, "num_sms": 132, "confined": "mask"}
+    many = smkern.explain_gemm(4096, 6144, 4096, **whole)
+    assert (many.source, many.config.kernel) == ("library", "cublaslt")
+    own = smkern.explain_gemm(4096, 6144, 4096, backend="own", **whole)
+    assert (own.source, own.config.kernel) == ("table", "ws")
+    assert many.predicted_us == own.predicted_us, "priced as our own"
+    assert smkern.gemm_workspace_bytes(4096, 6144, 4096, dtype=E4M3) > 32 << 20
+    assert smkern.explain_gemm(256, 6144, 4096, scales="matrix", **whole).source == "library"
+    assert smkern.explain_gemm(256, 6144, 4096, **whole).source == "table"

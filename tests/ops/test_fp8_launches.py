@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import smkern
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.compile import Artifact
 from smkern.kernels.fp8 import gated_launch, gemm_compile, grouped_launch, rows_launch
@@ -29,6 +31,7 @@ from smkern.ops.fp8.rows import (
     ScaledAddRmsNorm,
     ScaledSiluAndMul,
 )
+from smkern.ops.fp8.warmup import librarys
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.streams import Streams
@@ -43,6 +46,7 @@ from tests.ops.fake_layer import Launched, without_driver
 E4M3 = torch.float8_e4m3fn
 H200 = load_profile("h200")
 BUDGET = Budget(24, "mask", True)
+WHOLE = Budget(132, "mask", True)
 WS = ["x_map", *["-"] * 4, "y_map", *["-"] * 4, "out", "bias", "residual", "partials", "counters",
       "a_scale", "w_scale", *gemm_compile.NUMBERS]  # fmt: skip
 GROUPED_POINTER = ["a", "w", *grouped_launch.ADDRESSES, *grouped_launch.POINTER_NUMBERS]
@@ -78,15 +82,17 @@ def launched() -> Iterator[list[Launched]]:
             each.stop()
 
 
-def run(op: Any, call: Any, dispatcher: Any, capturing: bool = False) -> Any:
-    streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: BUDGET, lambda: capturing)
+def run(
+    op: Any, call: Any, dispatcher: Any, capturing: bool = False, budget: Budget = BUDGET
+) -> Any:
+    streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: budget, lambda: capturing)
     workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
     with patch("smkern.ops.checks.check_capability"):
         return EagerOperator(op, -1, dispatcher, streams, workspaces)(call)
 
 
 def gemms() -> ScaledDispatcher:
-    return ScaledDispatcher(-1, H200, lambda: ScaledGemmKernels(90))
+    return ScaledDispatcher(-1, H200, lambda: ScaledGemmKernels(90, 0))
 
 
 def named(launch: Launched, names: list[str]) -> dict[str, int | None]:
@@ -108,7 +114,7 @@ def test_a_product_of_blocks(m, launched):
     out = run(SCALED_GEMM, call, dispatcher)
     assert out.shape == (m, n)
     assert out.dtype is torch.bfloat16
-    problem = ScaledProblem(m, n, k, blocks=True, epilogue=fp8.Epilogue(residual=True))
+    problem = ScaledProblem(m, n, k, scales="block", epilogue=fp8.Epilogue(residual=True))
     config = dispatcher.select(problem, BUDGET)
     schedule = make_schedule(problem.twin, config, BUDGET)
     found = named(launched[-1], WS)
@@ -153,6 +159,59 @@ def test_a_capture_loads_nothing(launched):
     run(SCALED_GEMM, ScaledGemm(a, w, one, one), dispatcher)
     run(SCALED_GEMM, ScaledGemm(a, w, one, one), dispatcher, capturing=True)
     assert len(launched) == 2
+
+
+class Library:
+    """cuBLASLt that notes what it is asked to launch."""
+
+    def __init__(self):
+        self.launched = []
+
+    def plan(self, problem, budget, scales):
+        def launch(*numbers):
+            self.launched.append((problem, scales, numbers))
+
+        return SimpleNamespace(launch=launch, workspace_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(("scales", "m"), [("matrix", 80), ("row", 600)])
+def test_many_rows_on_the_whole_device_are_the_librarys(scales, m, launched):
+    a, w = rows(m, 256, 272), rows(64, 256, 256)
+    one = scales == "matrix"
+    a_scale, w_scale = torch.ones(1 if one else m), torch.ones(1 if one else 64)
+    residual = torch.zeros(m, 80).bfloat16()[:, :64]
+    call = ScaledGemm(a, w, a_scale, w_scale, residual=residual)
+    dispatcher, library = gemms(), Library()
+    with patch("smkern.kernels.fp8.library_launch.library_of", lambda index: library):
+        own = call._replace(backend="own")
+        out = run(SCALED_GEMM, own, dispatcher, budget=WHOLE)
+        assert not library.launched
+        run(SCALED_GEMM, call, dispatcher, capturing=True, budget=WHOLE)
+        assert not library.launched, "a capture takes none that never ran"
+        assert len(launched) == 2
+        out = run(SCALED_GEMM, call, dispatcher, budget=WHOLE)
+        run(SCALED_GEMM, call, dispatcher, capturing=True, budget=WHOLE)
+    assert len(launched) == 2
+    (problem, given, numbers), again = library.launched
+    assert (problem.m, problem.n, problem.k, problem.epilogue.key) == (m, 64, 256, "residual")
+    assert given == scales
+    assert numbers[:3] == (a.data_ptr(), w.data_ptr(), out.data_ptr())
+    assert numbers[3:9] == (0, residual.data_ptr(), 272, 256, 64, 80)
+    assert numbers[10:] == (7, a_scale.data_ptr(), w_scale.data_ptr())
+    assert again[2][-2:] == numbers[-2:]
+
+
+def test_a_warmup_launches_each_choice_of_the_library():
+    dispatcher = gemms()
+    calls = smkern.Fp8Calls(shapes=[(64, 256)], max_m=700, batch_invariant=[False, True])
+    kinds = [*calls.problems(True)]
+    found = [(p.scales, p.m) for p, _, _ in librarys(dispatcher, kinds, 700, [BUDGET, WHOLE])]
+    by_row = [(scales, m) for scales, m in found if scales == "row"]
+    assert by_row == [("row", 576), ("row", 640), ("row", 704)]
+    assert ("matrix", 80) in found
+    assert ("matrix", 64) not in found
+    blocks = smkern.Fp8Calls(shapes=[(64, 256)], blocks=True).problems(True)
+    assert not [*librarys(dispatcher, [*blocks], 700, [WHOLE])]
 
 
 def test_gate_and_up_of_many_rows_are_one_launch(launched):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
+from smkern.errors import ArgumentError
 from smkern.profile import load_profile
 from smkern.tuning import fp8
 from smkern.tuning.cells import shipped_path
 from smkern.tuning.config import Budget, Epilogue
-from smkern.tuning.constraints import num_ctas, partials_fit
+from smkern.tuning.constraints import CUBLASLT, num_ctas, partials_fit
 from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_table import FP8_FAMILY
 
@@ -24,7 +26,7 @@ def test_every_size_is_served(num_sms, confined):
     budget = Budget(num_sms, confined, True)
     for m in ROWS:
         for n, k in ((128, 128), (6144, 4096), (24576, 4096)):
-            problem = ScaledProblem(m, n, k, blocks=True, epilogue=Epilogue(residual=True))
+            problem = ScaledProblem(m, n, k, scales="block", epilogue=Epilogue(residual=True))
             config = fp8.choose(problem, budget, H200)
             assert config.kernel == "ws"
             assert num_ctas(config, budget) <= budget.most_ctas(config.ctas_per_sm)
@@ -44,6 +46,53 @@ def test_what_cannot_be_copied_in_bulk_goes_by_pointers():
         assert fp8.choose(problem, budget, profile).kernel == "pointer"
     assert not fp8.serves_ws(plain, (8, 9))
     assert fp8.serves_ws(plain, (9, 0))
+
+
+WHOLE = Budget(132, "mask", True)
+MANY = ScaledProblem(4096, 6144, 4096, scales="matrix")
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget", "is_its"),
+    [
+        ({}, WHOLE, True),
+        ({"m": 65}, WHOLE, True),
+        ({"m": 64}, WHOLE, False),
+        ({"m": 513, "scales": "row"}, WHOLE, True),
+        ({"m": 512, "scales": "row"}, WHOLE, False),
+        ({"scales": "mixed"}, WHOLE, False),
+        ({"scales": "block"}, WHOLE, False),
+        ({"epilogue": Epilogue(True, True)}, WHOLE, True),
+        ({"epilogue": Epilogue(activation="silu")}, WHOLE, False),
+        ({"epilogue": Epilogue(swiglu=True)}, WHOLE, False),
+        ({"batch_invariant": True}, WHOLE, False),
+        ({"n": 6152}, WHOLE, False),
+        ({"aligned": False}, WHOLE, False),
+        ({"kernel": "own"}, WHOLE, False),
+        ({"kernel": "ws"}, WHOLE, False),
+        ({"kernel": "cublaslt", "m": 16}, WHOLE, True),
+        ({}, Budget(100, "mask", True), False),
+        ({}, Budget(132, "mask", False), False),
+    ],
+    ids=str,
+)
+def test_the_library_serves_many_rows_on_the_whole_device(changes, budget, is_its):
+    problem = replace(MANY, **changes)
+    found = FP8_FAMILY.config(problem, budget, H200, FP8_FAMILY.load(H200))
+    assert (found == CUBLASLT) == is_its
+    assert is_its or found.kernel in ("ws", "pointer")
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget"),
+    [({"scales": "block"}, WHOLE), ({"scales": "mixed"}, WHOLE), ({"n": 6152}, WHOLE),
+     ({"epilogue": Epilogue(activation="gelu")}, WHOLE), ({}, Budget(84, "mask", True))],
+    ids=str,
+)  # fmt: skip
+def test_what_the_library_cannot_run_is_refused_where_it_is_asked_for(changes, budget):
+    problem = replace(MANY, kernel="cublaslt", **changes)
+    with pytest.raises(ArgumentError, match=r"backend='cublaslt' cannot run 4096x.*at None"):
+        FP8_FAMILY.config(problem, budget, H200)
 
 
 def test_a_batch_invariant_choice_does_not_see_the_batch():
@@ -68,7 +117,8 @@ def test_the_twin_moves_as_many_bytes():
 def test_a_choice_is_a_variant_of_its_kind(same, blocks):
     for n, k in ((776, 4096), (6144, 4096), (24576, 4096), (4096, 12288), (151936, 4096)):
         for m, num_sms in product(ROWS, (16, 132)):
-            problem = ScaledProblem(m, n, k, blocks=blocks, batch_invariant=same)
+            scales = "block" if blocks else "row"
+            problem = ScaledProblem(m, n, k, scales=scales, batch_invariant=same)
             config = fp8.choose(problem, Budget(num_sms, "mask", True), H200)
             made = fp8.variants(False, True, H200.info.capability, blocks)
             tiles = {(x.block_m, x.block_n, x.swap, x.num_warps) for x in made}

@@ -17,7 +17,7 @@ from smkern.tuning.fp8_table import FP8_FAMILY, ScaledKey, ScaledTable
 H200 = load_profile("h200")
 CAPABILITY = H200.info.capability
 BUDGET = Budget(24, "mask", False)
-PROBLEM = ScaledProblem(192, 6144, 4096, blocks=True)
+PROBLEM = ScaledProblem(192, 6144, 4096, scales="block")
 CONFIG = next(
     replace(x, split=0)
     for x in fp8.variants(False, True, CAPABILITY, True)
@@ -36,7 +36,7 @@ def test_a_cell_serves_rows_that_make_as_many_tiles(m):
     [
         replace(PROBLEM, m=128),
         replace(PROBLEM, m=193),
-        replace(PROBLEM, blocks=False),
+        replace(PROBLEM, scales="row"),
         replace(PROBLEM, n=4096),
         replace(PROBLEM, batch_invariant=True),
         replace(PROBLEM, aligned=False),
@@ -59,7 +59,7 @@ def test_a_residual_takes_the_stages_that_leave_it_room():
         x for x in fp8.variants(False, True, CAPABILITY, True) if x.swap and x.ctas_per_sm == 3
     ]
     with_residual = fp8.variants(True, True, CAPABILITY, True)
-    problem = ScaledProblem(32, 6144, 4096, epilogue=Epilogue(residual=True), blocks=True)
+    problem = ScaledProblem(32, 6144, 4096, epilogue=Epilogue(residual=True), scales="block")
     for config in swapped:
         if config.block_m != 32:
             continue

@@ -10,8 +10,9 @@ from smkern.kernels.aot import KernelSet, LoadedKernel, Mapped
 from smkern.kernels.driver import may_overlap
 from smkern.kernels.fp8.gated_launch import GatedPlan, GatedVariant
 from smkern.kernels.fp8.gemm_compile import PAIRS, UNIT, ScaledVariant, variant_of
+from smkern.kernels.fp8.library_launch import LibraryPlan, library_plan
 from smkern.kernels.gemm_schedule import make_schedule
-from smkern.tuning import fp8
+from smkern.tuning import constraints, fp8
 from smkern.tuning.config import Budget, GemmConfig
 from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.fp8 import ScaledProblem
@@ -119,10 +120,11 @@ class ScaledGemmKernels:
 
     Args:
         capability: Compute capability, such as 90.
+        index: GPU index.
     """
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
+    def __init__(self, capability: int, index: int) -> None:
+        self.capability, self.index = capability, index
         self._set = KernelSet()
 
     def variants(self, problem: ScaledProblem) -> tuple[ScaledVariant | GatedVariant, ...]:
@@ -157,8 +159,10 @@ class ScaledGemmKernels:
 
     def prepare(
         self, problem: ScaledProblem, config: GemmConfig, budget: Budget
-    ) -> ScaledPlan | GatedPlan:
+    ) -> ScaledPlan | GatedPlan | LibraryPlan:
         """The plan of a problem by a configuration; loads its kernel on first use."""
+        if config == constraints.CUBLASLT:
+            return library_plan(problem, budget, self.index)
         variant = self.variant(problem, config)
         loaded = self._set.load(variant, variant.compile)
         if isinstance(variant, GatedVariant):

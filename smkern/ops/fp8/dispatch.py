@@ -18,8 +18,9 @@ from smkern.ops.fp8.scales import block_steps, check_fp8_capability, kind_of, ro
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.operator import Bound
 from smkern.ops.operator_dispatch import OperatorDispatcher, absent_kernels
+from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
-from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8 import ScaledProblem, Scales
 from smkern.tuning.fp8_table import FP8_FAMILY
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
-    """As others, but each configuration's kernel is loaded for itself: there are dozens a kind.
+    """As others, but each configuration's kernel is loaded for itself: there are dozens a kind; and
+    cuBLASLt may be chosen.
 
     Args:
         index: GPU index.
@@ -43,9 +45,16 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
     def launch_by(
         self, config: GemmConfig, problem: ScaledProblem, budget: Budget, capturing: bool
     ) -> Any:
-        """The plan of a problem by a configuration."""
+        """The plan of a problem by a configuration.
+
+        In a capture cuBLASLt, where it never ran, gives way to our kernels.
+        """
         kernels: Any = self.kernels()
-        if capturing and not kernels.is_loaded(problem, config):
+        library = config == constraints.CUBLASLT
+        ran = library and (problem, config, budget) in self._launches
+        if capturing and not ran and (library or not kernels.is_loaded(problem, config)):
+            if library and not problem.kernel:
+                return self.launch(replace(problem, kernel="own"), budget, capturing=True)
             raise WarmupError(
                 f"gemm {problem.m}x{problem.n}x{problem.k} in e4m3 on {budget.num_sms} SMs needs "
                 "a kernel that is not loaded, and a graph capture cannot load one: call it once "
@@ -69,7 +78,7 @@ def fp8_dispatcher(index: int) -> ScaledDispatcher:
     def kernels() -> Any:
         from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
 
-        return ScaledGemmKernels(profile.info.sm)
+        return ScaledGemmKernels(profile.info.sm, index)
 
     return ScaledDispatcher(index, profile, kernels)
 
@@ -118,21 +127,30 @@ def problem_from(
     whole = aligned and not (n % 8 or k % 16 or row_stride(call.a) % 16 or row_stride(w) % 16)
     whole = whole and not any(row_stride(x) % 8 for x in results)
     whole = whole and row_stride(call.a) >= k and row_stride(w) >= k
-    blocks = kind_of(w, call.w_scale) == "block"
+    scales = scales_of(w, call.a_scale, call.w_scale)
     problem = ScaledProblem(
-        m, n, k, dtype_name(dtype), epilogue, blocks, whole, bool(call.batch_invariant)
+        m, n, k, dtype_name(dtype), epilogue, scales, whole, bool(call.batch_invariant)
     )
     return replace(problem, kernel=kernel_of(call.backend, problem))
 
 
+def scales_of(w: Tensor, a_scale: Tensor, w_scale: Tensor) -> Scales:
+    """What each scale of a product counts."""
+    if kind_of(w, w_scale) == "block":
+        return "block"
+    steps = {row_step(a_scale), row_step(w_scale)}
+    return "mixed" if len(steps) == 2 else "row" if steps == {1} else "matrix"
+
+
 def kernel_of(backend: str | None, problem: ScaledProblem) -> str:
-    """The kernel that a backend names, or "".
+    """The kernel that a backend names, "own" for any of ours, or "".
 
     Raises:
         ArgumentError: one that cannot run the problem.
     """
-    kernel = "" if backend in (None, "own", "model") else str(backend)
-    if kernel not in ("", "ws", "pointer") or (kernel == "ws" and not problem.aligned):
+    kernel = "" if backend is None else "own" if backend == "model" else str(backend)
+    known = kernel in ("", "own", "ws", "pointer", "cublaslt")
+    if not known or (kernel == "ws" and not problem.aligned):
         raise ArgumentError(
             f"backend={kernel!r} cannot run {problem.m}x{problem.n}x{problem.k} in e4m3 (16-byte "
             f"aligned: {problem.aligned}): leave backend at None"

@@ -20,13 +20,15 @@ from smkern.ops.gemm.dispatch import Explanation, workspace_bytes
 from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue
 from smkern.tuning.cost_constants import load_constants
-from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8 import ScaledProblem, Scales
 
 
 def _source(dispatcher: ScaledDispatcher, problem: ScaledProblem, budget: Budget) -> str:
     """Where the choice comes from."""
-    if problem.kernel:
+    if problem.kernel not in ("", "own"):
         return "forced"
+    if dispatcher.select(problem, budget) == constraints.CUBLASLT:
+        return "library"
     found = dispatcher.table.lookup(of_step(problem), budget, dispatcher.profile.info.capability)
     return "model" if found is None else "table"
 
@@ -35,7 +37,7 @@ def explain_scaled(
     sizes: Mapping[str, int],
     epilogue: Epilogue,
     *,
-    blocks: bool,
+    scales: Scales,
     aligned: bool,
     batch_invariant: bool,
     backend: str | None,
@@ -47,7 +49,7 @@ def explain_scaled(
     Args:
         sizes: Rows of a, columns of out and of a, by name.
         epilogue: What is done to the product.
-        blocks: Whether scales are of blocks.
+        scales: What each of them counts.
         aligned: Whether addresses and row pitches are multiples of 16 bytes.
         batch_invariant: As in `smkern.gemm`.
         backend: As in `smkern.gemm`.
@@ -56,15 +58,16 @@ def explain_scaled(
     """
     dispatcher, budget = dispatcher_and_budget(device, fp8_dispatcher, offline_dispatcher, **place)
     m, n, k = sizes.values()
-    if blocks and k % FP8_BLOCK:
+    if scales == "block" and k % FP8_BLOCK:
         raise ArgumentError(f"k={k}: block scales want a multiple of {FP8_BLOCK}")
     whole = aligned and n % 8 == 0 and k % 16 == 0
-    problem = ScaledProblem(m, n, k, "bf16", epilogue, blocks, whole, batch_invariant)
+    problem = ScaledProblem(m, n, k, "bf16", epilogue, scales, whole, batch_invariant)
     problem = replace(problem, kernel=kernel_of(backend, problem))
     config = dispatcher.select(problem, budget)
     profile = dispatcher.profile
     constants = load_constants(profile.info.name, profile.info.capability)
-    predicted_us = cost_model.predict_us(problem.twin, config, budget, profile, constants)
+    own = dispatcher.select(replace(problem, kernel=problem.kernel or "own"), budget)
+    predicted_us = cost_model.predict_us(problem.twin, own, budget, profile, constants)
     tiles = constraints.num_tiles(problem.twin, config)
     return Explanation(
         problem,
@@ -72,7 +75,7 @@ def explain_scaled(
         replace(config, block_k=2 * config.block_k),
         _source(dispatcher, problem, budget),
         predicted_us,
-        workspace_bytes(problem.twin, config, budget) if config.kernel == "ws" else 0,
+        0 if config.kernel == "pointer" else workspace_bytes(problem.twin, config, budget),
         tiles,
         tiles / constraints.num_ctas(config, budget),
         profile.info.name,

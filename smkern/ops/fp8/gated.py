@@ -81,7 +81,8 @@ class _Product:
     """A call as the choice of a product's kernel reads it."""
 
     def __init__(self, call: Any) -> None:
-        self.a, self.w_scale, self.backend = call.a, call.w_scale, None
+        self.a, self.a_scale, self.w_scale = call.a, call.a_scale, call.w_scale
+        self.backend = None
         self.batch_invariant, self.out_dtype, self.out = call.batch_invariant, dtype_of(call), None
 
 

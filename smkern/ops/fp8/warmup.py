@@ -35,9 +35,9 @@ from smkern.ops.operator_eager import workspaces_of
 from smkern.ops.operator_warmup import joined, work_of_calls
 from smkern.ops.streams import runtime_streams
 from smkern.ops.warming import Target, Work, check_shapes, room
-from smkern.tuning import fp8
+from smkern.tuning import constraints, fp8
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
-from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8 import ScaledProblem, Scales
 
 Choice = tuple[ScaledProblem, GemmConfig, Budget]
 
@@ -113,7 +113,8 @@ class Fp8Calls:
             gated += [((2 * width, k), one) for width, k in self.quantized_swiglu]
         for ((n, k), epilogue), same in product((*plain, *gated), self.batch_invariant):
             whole = aligned and n % 8 == 0 and k % 16 == 0
-            yield ScaledProblem(1, n, k, dtype, epilogue, self.blocks, whole, same)
+            scales: Scales = "block" if self.blocks else "mixed"
+            yield ScaledProblem(1, n, k, dtype, epilogue, scales, whole, same)
 
     def calls(self, device: torch.device, aligned: bool) -> list[tuple[Operator[Any], Any]]:
         """A call of one row of each kind, on tensors of its own."""
@@ -175,9 +176,11 @@ class Fp8Calls:
             count += 1
             smallest.setdefault(kernels.variant(problem, config), (problem, config, budget))
         new = [v for v, (p, config, _) in smallest.items() if not kernels.is_loaded(p, config)]
+        library = [*librarys(dispatcher, kinds, self.max_m, target.budgets)]
         launches: list[Callable[[], None]] = [
-            partial(_launch_once, dispatcher, *choice) for choice in smallest.values()
+            partial(_launch_once, dispatcher, *choice) for choice in (*smallest.values(), *library)
         ]
+        count += len(library)
         return Work(count, len(smallest), [Compile(variant) for variant in new], launches)
 
 
@@ -195,6 +198,19 @@ def choices(
             yield found, dispatcher.select(found, budget), budget
 
 
+def librarys(
+    dispatcher: ScaledDispatcher,
+    kinds: Sequence[ScaledProblem],
+    max_m: int,
+    budgets: Sequence[Budget],
+) -> Iterator[Choice]:
+    """Every choice of cuBLASLt, which picks a kernel for each; a capture takes none that is new."""
+    for problem, budget, rows, scales in product(kinds, budgets, steps_to(max_m), fp8.LIBRARY_ROWS):
+        found = replace(problem, m=rows, scales=scales)
+        if not problem.blocks and fp8.is_librarys(found, budget, dispatcher.profile):
+            yield found, constraints.CUBLASLT, budget
+
+
 def _launch_once(
     dispatcher: ScaledDispatcher, problem: ScaledProblem, config: GemmConfig, budget: Budget
 ) -> None:
@@ -202,14 +218,15 @@ def _launch_once(
     from smkern.kernels.fp8.gated_launch import GatedStrides
     from smkern.kernels.fp8.gemm_launch import Strides
 
-    whole = Budget(dispatcher.profile.info.num_sms, "mask", True)
-    plan = dispatcher.launch_by(config, problem, whole, False)
+    if config != constraints.CUBLASLT:
+        budget = Budget(dispatcher.profile.info.num_sms, "mask", True)
+    plan = dispatcher.launch_by(config, problem, budget, False)
     m, n, k = problem.m, problem.n, problem.k
     device = torch.device("cuda", dispatcher.index)
     pitch, dtype = -(-k // 16) * 16, checks.DTYPES[problem.out_dtype]
     a, w = (torch.zeros(rows, pitch, dtype=torch.uint8, device=device) for rows in (m, n))
     out, residual, bias = (torch.zeros(rows, n, dtype=dtype, device=device) for rows in (m, m, 1))
-    count = (max(m, n) // FP8_BLOCK + m + 1) * (k // FP8_BLOCK + 1)
+    count = max((max(m, n) // FP8_BLOCK + m + 1) * (k // FP8_BLOCK + 1), n)
     scales = torch.ones(count, dtype=torch.float32, device=device)
     stream = runtime_streams().current_stream(dispatcher.index)
     needed = plan.workspace_bytes

@@ -368,9 +368,9 @@ def gemm_dispatcher(index: int) -> Dispatcher:
         return GemmKernels(index, profile.info.sm)
 
     def library() -> Any:
-        from smkern.kernels.cublaslt import CublasLt
+        from smkern.kernels.cublaslt import library_of
 
-        return CublasLt(index)
+        return library_of(index)
 
     def silu() -> Any:
         from smkern.ops.rows.dispatch import rows_dispatcher

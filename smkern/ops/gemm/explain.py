@@ -15,6 +15,7 @@ from smkern.ops.fp8 import explain as fp8
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Dispatcher, Explanation, gemm_dispatcher, offline_dispatcher
 from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
+from smkern.tuning.fp8 import Scales
 from smkern.tuning.select import GEMM_FAMILY
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def explain_gemm(
     k: int,
     *,
     dtype: torch.dtype = torch.bfloat16,
-    blocks: bool = False,
+    scales: Scales = "row",
     bias: bool = False,
     residual: bool = False,
     activation: str | None = None,
@@ -90,7 +91,8 @@ def explain_gemm(
         n: Rows of w.
         k: Columns of both.
         dtype: torch.bfloat16 or torch.float16, or torch.float8_e4m3fn with scales.
-        blocks: Of e4m3, whether scales are of 1 x 128 by 128 x 128; otherwise of rows.
+        scales: Of e4m3, what one counts: "matrix" (all of a, all of w), "row" (a row of either),
+            "mixed" (rows of one, all of the other), "block" (1 x 128 of a, 128 x 128 of w).
         bias: Whether a bias is added.
         residual: Whether a residual is added.
         activation: None, "silu" or "gelu".
@@ -129,7 +131,7 @@ def explain_gemm(
     }  # fmt: skip
     if dtype is checks.FP8:
         check_sizes(sizes)
-        return fp8.explain_scaled(sizes, epilogue, blocks=blocks, **given)
+        return fp8.explain_scaled(sizes, epilogue, scales=scales, **given)
     return explain_product(sizes, epilogue, dtype=dtype, **given)
 
 
@@ -140,7 +142,7 @@ def gemm_workspace_bytes(
     k: int,
     *,
     dtype: torch.dtype = torch.bfloat16,
-    blocks: bool = False,
+    scales: Scales = "row",
     bias: bool = False,
     residual: bool = False,
     activation: str | None = None,
@@ -160,7 +162,7 @@ def gemm_workspace_bytes(
         True
     """
     return largest_workspace(backend, lambda aligned: explain_gemm(
-        m, n, k, dtype=dtype, blocks=blocks, bias=bias, residual=residual, activation=activation,
+        m, n, k, dtype=dtype, scales=scales, bias=bias, residual=residual, activation=activation,
         aligned=aligned, batch_invariant=batch_invariant, backend=backend, num_sms=num_sms,
         device=device,
     ))  # fmt: skip
