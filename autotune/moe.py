@@ -123,10 +123,9 @@ def calls_of(case: MoeCase, device: str = "cuda") -> tuple[Operator[Any], list[A
             return Unpermute(random(rows, model.hidden), index, shares, hidden, out)
         if gate_up:
             out = empty(rows, model.intermediate)
-            return Grouped(random(rows, model.hidden), weights, offsets, True, out)
-        return Grouped(
-            random(rows, model.intermediate), weights, offsets, False, empty(rows, model.hidden)
-        )
+            return Grouped(random(rows, model.hidden), weights, offsets, True, out=out)
+        out = empty(rows, model.hidden)
+        return Grouped(random(rows, model.intermediate), weights, offsets, out=out)
 
     count = sets_for(int(case.problem.bytes_moved), most=MAX_SETS)
     ops: dict[Op, Operator[Any]] = {

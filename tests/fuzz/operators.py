@@ -96,6 +96,7 @@ def grouped_gemm(random: Random) -> Made:
         random,
         {"a": a, "w": w, "expert_offsets": torch.tensor(bounds, dtype=torch.int32)},
         swiglu=lambda: True,
+        check=lambda: True,
     )
     rows = [
         row.double() @ w[e].double().T

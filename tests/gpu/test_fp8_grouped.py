@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import smkern
+from smkern.errors import ArgumentError
 from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
 from smkern.ops.reference import fp8
 from smkern.ops.reference import moe as reference
@@ -111,6 +112,8 @@ def test_offsets_that_cannot_be_read_nothing_outside():
     found = smkern.grouped_gemm(a, w, offsets, a_scale=a_scale, w_scale=w_scale)
     assert found.shape == (64, 256)
     torch.cuda.synchronize()
+    with pytest.raises(ArgumentError, match=r"expert_offsets\[0\] is -5, wanted 0"):
+        smkern.grouped_gemm(a, w, offsets, a_scale=a_scale, w_scale=w_scale, check=True)
 
 
 @pytest.mark.parametrize("blocks", [False, True])

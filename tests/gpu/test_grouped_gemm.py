@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import smkern
-from smkern.errors import WarmupError
+from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.moe.grouped import GROUPED, Grouped, grouped_dispatcher
 from smkern.ops.operator_warmup import aligned
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of
@@ -49,7 +49,7 @@ def _compiled() -> None:
 
 def launches(x: Experts) -> tuple[GroupedProblem, Any]:
     """What a launch of a case is decided by, and its call."""
-    call = Grouped(x.a, x.w, x.offsets, x.swiglu, x.out)
+    call = Grouped(x.a, x.w, x.offsets, x.swiglu, out=x.out)
     problem = GROUPED.problem(call, aligned(GROUPED, call))
     assert problem is not None
     return problem, call
@@ -168,6 +168,28 @@ def test_offsets_of_garbage_stay_inside(swiglu: bool, padding: int) -> None:
         named = {r for e in range(8) for r in range(bounds[e], bounds[e + 1])}
         written = {int(r) for r in (~out.isnan()).any(1).nonzero()}
         assert written == named
+
+
+def test_check_names_the_offset() -> None:
+    x = Experts([20, 0, 7, 5], 64, 64, behind=3)
+    x.run(check=True)
+    x.out.fill_(NAN)
+    for offsets, message in (
+        ([1, 20, 20, 27, 32], r"expert_offsets\[0\] is 1, wanted 0"),
+        ([0, 20, 19, 27, 32], r"expert_offsets\[2\] is 19, wanted 20"),
+        ([0, 20, 20, 27, 36], r"expert_offsets\[4\] is 36, wanted 27 .* to 35"),
+    ):
+        given = torch.tensor(offsets, dtype=torch.int32, device="cuda")
+        with pytest.raises(ArgumentError, match=message):
+            smkern.grouped_gemm(x.a, x.w, given, out=x.out, check=True)
+    torch.cuda.synchronize()
+    assert x.out.isnan().all(), "something was written"
+    graph = torch.cuda.CUDAGraph()
+    with (
+        pytest.raises(ArgumentError, match="check=True reads device memory"),
+        torch.cuda.graph(graph),
+    ):
+        smkern.grouped_gemm(x.a, x.w, x.offsets, out=x.out, check=True)
 
 
 @GATED

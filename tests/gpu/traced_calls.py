@@ -135,7 +135,7 @@ def experts_call(name: str) -> tuple[Any, Any, Any]:
     swiglu = name.endswith("swiglu")
     w = torch.randn(EXPERTS, INNER * (1 + swiglu), HIDDEN, device="cuda").mul_(0.03).to(BF16)
     out = torch.empty(count, INNER, device="cuda", dtype=BF16)
-    call = Grouped(rows, w, offsets, swiglu, out)
+    call = Grouped(rows, w, offsets, swiglu, out=out)
     problem = GROUPED.problem(call, True)
     assert problem is not None
     # two CTAs an SM, and a large one

@@ -42,6 +42,7 @@ from smkern.tuning.config import Budget
 from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_grouped import ScaledGroupedProblem
 from tests.ops.fake_layer import Launched, without_driver
+from tests.ops.tensors import ints
 
 E4M3 = torch.float8_e4m3fn
 H200 = load_profile("h200")
@@ -295,6 +296,20 @@ def test_rows(launched):
     run(SCALED_SILU_AND_MUL, ScaledSiluAndMul(x, torch.empty(70)), quants())
     found = named(launched[-1], [*PARAMETERS["silu_and_mul"]])
     assert (found["x_step"], found["out_step"], found["scale_step"]) == (65, 32, 1)
+
+
+def test_check_of_experts_reads_no_memory_in_a_capture(launched):
+    w = torch.zeros(3, 256, 512, dtype=torch.uint8).view(E4M3)
+    call = ScaledGrouped(
+        rows(70, 512, 512), w, torch.ones(1), torch.ones(1), ints(0, 9, 8, 70), check=True
+    )
+    choose = fp8_grouped.selector(H200)
+    kernels = OperatorDispatcher(H200, lambda: ScaledGroupedKernels(90), choose)
+    with pytest.raises(ArgumentError, match=r"expert_offsets\[2\] is 8, wanted 9"):
+        run(SCALED_GROUPED, call, kernels)
+    with pytest.raises(ArgumentError, match="check=True reads device memory"):
+        run(SCALED_GROUPED, call, kernels, capturing=True)
+    assert not launched
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,64 @@ def test_offsets_are_cut_to_the_rows() -> None:
             torch.testing.assert_close(found[part], a[part] @ w[expert].T)
 
 
+ONE = torch.ones(1)
+SCALED = {"bf16": {}, "e4m3": {"a_scale": ONE, "w_scale": ONE}}
+each_dtype = pytest.mark.parametrize("scales", SCALED.values(), ids=SCALED)
+
+
+def given_experts(scales: dict[str, Tensor], count: int = 6) -> dict[str, Any]:
+    """Rows and three experts' weights."""
+    dtype = torch.float8_e4m3fn if scales else BF16
+    return {"a": rows(count, 8).to(dtype), "w": torch.randn(3, 4, 8).to(dtype), **scales}
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ((2, 2, 3, 6), r"expert_offsets\[0\] is 2, wanted 0: pass the offsets"),
+        ((-1, 2, 3, 6), r"expert_offsets\[0\] is -1, wanted 0"),
+        ((0, 4, 1, 6), r"\[2\] is 1, wanted 4 \(expert_offsets\[1\]\) to 6 \(rows of a\): pass"),
+        ((0, 0, -3, 6), r"expert_offsets\[2\] is -3, wanted 0"),
+        ((0, 2, 3, 7), r"expert_offsets\[3\] is 7, wanted 3 .* to 6"),
+        ((0, 2**31 - 1, 3, 6), r"expert_offsets\[1\] is 2147483647, wanted 0 .* to 6"),
+    ],
+)
+def test_check_names_the_offset(
+    scales: dict[str, Tensor], offsets: tuple[int, ...], message: str
+) -> None:
+    given = given_experts(scales) | {"expert_offsets": ints(*offsets)}
+    out = torch.full((6, 4), torch.nan).to(BF16)
+    with pytest.raises(ArgumentError, match=message):
+        smkern.grouped_gemm(**given, out=out, check=True)
+    assert bool(out.isnan().all()), "something was written"
+    smkern.grouped_gemm(**given)
+
+
+@each_dtype
+def test_check_of_what_is_right(scales: dict[str, Tensor]) -> None:
+    given = given_experts(scales)
+    for offsets in ((0, 2, 2, 6), (0, 0, 0, 6), (0, 6, 6, 6), (0, 1, 2, 3), (0, 0, 0, 0)):
+        x = given | {"expert_offsets": ints(*offsets)}
+        found, end = smkern.grouped_gemm(**x, check=True), offsets[-1]
+        assert torch.equal(found[:end], smkern.grouped_gemm(**x)[:end])
+
+
+@each_dtype
+def test_check_without_rows(scales: dict[str, Tensor]) -> None:
+    given = given_experts(scales, 0)
+    found = smkern.grouped_gemm(**given, expert_offsets=ints(0, 0, 0, 0), check=True)
+    assert found.shape == (0, 4)
+    with pytest.raises(ArgumentError, match=r"expert_offsets\[3\] is 1, wanted 0 .* to 0"):
+        smkern.grouped_gemm(**given, expert_offsets=ints(0, 0, 0, 1), check=True)
+
+
+def test_check_reads_scales_too() -> None:
+    given = given_experts({"a_scale": ONE, "w_scale": -ONE})
+    with pytest.raises(ArgumentError, match=r"w_scale\[0\] is -1.0: scales are finite"):
+        smkern.grouped_gemm(**given, expert_offsets=ints(0, 2, 3, 6), check=True)
+
+
 W = torch.randn(4, 32, 64).to(BF16)
 OFFSETS = ints(0, 1, 2, 3, 5)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
@@ -134,6 +192,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: smkern.grouped_gemm(rows(), W, OFFSETS.to("meta")), "expert_offsets is on meta",
     ),
     "offsets dtype": (lambda: smkern.grouped_gemm(rows(), W, OFFSETS.long()), "expert_offsets is"),
+    "check": (
+        lambda: smkern.grouped_gemm(rows(), W, OFFSETS, check=2),  # type: ignore[arg-type]
+        "check=2",
+    ),
     "gemm out": (
         lambda: smkern.grouped_gemm(rows(), W, OFFSETS, swiglu=True, out=rows(5, 32)),
         r"the result is \[5, 16\]",
@@ -192,7 +254,8 @@ def test_opcheck() -> None:
     moved, offsets, index = smkern.moe_permute(x, experts, 3)
     torch.library.opcheck(operators.moe_permute_out.default, (x, experts, 3, moved, offsets, index))
     w = torch.randn(3, 8, 16)
-    torch.library.opcheck(operators.grouped_gemm.default, (moved, w, offsets), {"swiglu": True})
+    options = {"swiglu": True, "check": True}
+    torch.library.opcheck(operators.grouped_gemm.default, (moved, w, offsets), options)
     torch.library.opcheck(operators.grouped_gemm_out.default, (moved, w, offsets, rows(8, 8, FP32)))
     args = (moved, index, torch.ones(4, 2))
     torch.library.opcheck(operators.moe_unpermute.default, args, {"residual": x})
@@ -209,3 +272,16 @@ def test_compiled() -> None:
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), step(x))
+
+
+@pytest.mark.slow
+def test_compiled_check() -> None:
+    a, w = rows(6, 8, FP32), torch.randn(3, 4, 8)
+
+    def step(offsets: Tensor) -> Tensor:
+        return smkern.grouped_gemm(a, w, offsets, check=True)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(ints(0, 2, 2, 6)), step(ints(0, 2, 2, 6)))
+    with pytest.raises(ArgumentError, match=r"expert_offsets\[2\] is 1"):
+        compiled(ints(0, 2, 1, 6))

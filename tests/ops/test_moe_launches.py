@@ -165,9 +165,26 @@ def test_what_a_grouped_gemm_is_given(swiglu: bool) -> None:
     for name, (w, aligned) in kinds.items():
         want = reference.grouped_gemm(a, w, offsets, swiglu=swiglu)
         for given in (None, out):
-            found = device.eager(Grouped(a, w, offsets, swiglu, given))
+            found = device.eager(Grouped(a, w, offsets, swiglu, out=given))
             assert torch.equal(found, want), name
         assert device.kernels.problems[-1].aligned == aligned, name
+
+
+def test_check_reads_offsets_before_a_launch_and_not_in_a_capture() -> None:
+    device, launched = device_of(GROUPED), []
+    device.kernels.prepare = lambda *given: lambda *addresses: launched.append(addresses)
+    good = Grouped(rows(6), torch.zeros(4, 32, 64).to(BF16), OFFSETS, check=True)
+    bad = good._replace(expert_offsets=ints(0, 2, 1, 3, 5))
+    device.eager(good)
+    with pytest.raises(ArgumentError, match=r"expert_offsets\[2\] is 1, wanted 2"):
+        device.eager(bad)
+    assert len(launched) == 1
+    device.is_capturing = True
+    with pytest.raises(ArgumentError, match="check=True reads device memory"):
+        device.eager(good)
+    device.eager(bad._replace(check=False))
+    assert len(launched) == 2
+    assert len(device.eager.records) == 1, "check takes part in the key"
 
 
 def test_nothing_is_launched_without_rows() -> None:

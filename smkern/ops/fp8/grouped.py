@@ -24,7 +24,7 @@ from smkern.ops.fp8.scales import (
 )
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.gemm.checks import check_matrix
-from smkern.ops.moe.check import check_expert_weights
+from smkern.ops.moe.check import check_expert_weights, check_offsets
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
@@ -46,6 +46,12 @@ def check_grouped(call: Any) -> None:
     check_expert_weights(call)
     check_scale_pair(a, w, call.a_scale, call.w_scale)
     check_out_dtype(call, {})
+
+
+def check_memory(call: Any) -> None:
+    """`check=True`: raise ArgumentError for offsets or scales that cannot be."""
+    check_offsets(call)
+    check_values(call)
 
 
 def _shapes(call: Any) -> Shapes:
@@ -117,7 +123,7 @@ SCALED_GROUPED: Operator[ScaledGroupedProblem] = Operator(
     dispatcher=grouped_dispatcher,
     vectors=("a", "w", "out"),
     unkeyed=("check",),
-    check_memory=check_values,
+    check_memory=check_memory,
 )
 LIBRARY = register(SCALED_GROUPED)
 scaled_grouped = entry(SCALED_GROUPED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,6 +69,25 @@ def check_expert_weights(call: Any) -> None:
     checks.check_vector(
         "expert_offsets", call.expert_offsets, w.shape[0] + 1, torch.int32, "[experts + 1]"
     )
+
+
+def check_offsets(call: Any) -> None:
+    """`check=True`: raise ArgumentError unless offsets begin at 0, never decrease and fit a's rows.
+
+    It waits for the device, once.
+    """
+    offsets, rows = call.expert_offsets.tolist(), call.a.shape[0]
+    remedy = (
+        "pass the offsets and all rows of smkern.moe_permute, or the cumulative sum of [0, *counts]"
+    )
+    if offsets[0]:
+        raise ArgumentError(f"expert_offsets[0] is {offsets[0]}, wanted 0: {remedy}")
+    for expert, (begin, end) in enumerate(pairwise(offsets)):
+        if not begin <= end <= rows:
+            raise ArgumentError(
+                f"expert_offsets[{expert + 1}] is {end}, wanted {begin} (expert_offsets[{expert}]) "
+                f"to {rows} (rows of a): {remedy}"
+            )
 
 
 def check_permuted(call: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smkern.ops import checks
 from smkern.ops.fp8 import grouped as fp8
-from smkern.ops.moe.check import check_expert_weights, gpu_dtype, row_step, whole
+from smkern.ops.moe.check import check_expert_weights, check_offsets, gpu_dtype, row_step, whole
 from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
@@ -19,7 +19,9 @@ from smkern.ops.reference import moe as reference
 from smkern.tuning.grouped import GROUPED_FAMILY, GroupedConfig, GroupedProblem
 from smkern.tuning.moe import VECTOR
 
-Grouped = call_class("Grouped", "Tensor a, Tensor w, Tensor expert_offsets, *, bool swiglu=False")
+Grouped = call_class(
+    "Grouped", "Tensor a, Tensor w, Tensor expert_offsets, *, bool swiglu=False, bool check=False"
+)
 
 
 def _check(call: Any) -> None:
@@ -73,6 +75,8 @@ GROUPED: Operator[GroupedProblem] = Operator(
     ),
     dispatcher=grouped_dispatcher,
     vectors=("a", "w", "out"),
+    unkeyed=("check",),
+    check_memory=check_offsets,
 )
 LIBRARY = register(GROUPED)
 _grouped = entry(GROUPED)
@@ -110,7 +114,9 @@ def grouped_gemm(
             [experts, n, 1]), or blocks [experts, ceil(n / 128), k / 128].
         out_dtype: As in `smkern.gemm`.
         swiglu: silu(gate) * up in the epilogue.
-        check: As in `smkern.gemm`.
+        check: Read the offsets, and refuse ones that do not begin at 0, decrease or exceed the
+            rows; with scales, read those too, as in `smkern.gemm`. It waits for the device; not for
+            captures.
         out: [rows, n], or [rows, n / 2] with `swiglu`, to write into; overlaps nothing else.
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
@@ -135,5 +141,5 @@ def grouped_gemm(
             a, w, a_scale, w_scale, expert_offsets, swiglu, out_dtype, check, out, num_sms
         )
         return scaled
-    found: Tensor = _grouped(a, w, expert_offsets, swiglu, out, num_sms)
+    found: Tensor = _grouped(a, w, expert_offsets, swiglu, check, out, num_sms)
     return found
