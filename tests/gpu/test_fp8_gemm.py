@@ -36,6 +36,8 @@ CONFIGS = [
     GemmConfig("pointer", 64, 64, 64, 8, 3),
 ]
 WIDE = [
+    GemmConfig("ws", 128, 192, 64, 8, 5, eager=True),
+    GemmConfig("ws", 128, 192, 64, 8, 5, split=STREAM_K, eager=True),
     GemmConfig("ws", 128, 256, 64, 8, 4, eager=True),
     GemmConfig("ws", 128, 256, 64, 8, 4, split=3, eager=True),
 ]
@@ -92,7 +94,7 @@ def test_configurations(config, epilogue, kind):
 
 
 @pytest.mark.parametrize("epilogue", [Epilogue(), FULL], ids=lambda e: e.key)
-@pytest.mark.parametrize("config", WIDE, ids=lambda c: f"split{c.split}")
+@pytest.mark.parametrize("config", WIDE, ids=lambda c: f"{c.block_n}-split{c.split}")
 def test_wide_tiles(config, epilogue):
     test_configurations(config, epilogue, "block")
 

@@ -40,6 +40,7 @@ GIVEN = ["out_ptr", "bias_ptr", "residual_ptr", "partials", "counters", "a_scale
 """Addresses of a GEMM, in order."""
 WIDE = {
     "128x128": GemmConfig("ws", 128, 128, 64, 8, 6, eager=True),
+    "128x192": GemmConfig("ws", 128, 192, 64, 8, 5, eager=True),
     "128x256": GemmConfig("ws", 128, 256, 64, 8, 4, eager=True),
     "64x128": GemmConfig("ws", 64, 128, 64, 4, 4, ctas_per_sm=2, eager=True),
     "64x128-swapped": GemmConfig("ws", 64, 128, 64, 8, 8, True, eager=True),
@@ -64,14 +65,15 @@ def test_a_gemm_fits_and_keeps_its_sums_in_registers(config, blocks, tmp_path) -
     assert config.ctas_per_sm * (artifact.shared_bytes + 1024) <= shared_limit((9, 0)) + 1024
     code = told(artifact, tmp_path, "-sass")
     assert set(re.findall(r"QGMMA\.(\w+)\.F32\.E4M3\.E4M3", code)) == {
-        f"64x{variant.columns // 4 if wide else variant.columns}x32"
+        f"64x{variant.columns // variant.sums}x32"
     }
     assert "UTMALDG.2D" in code
     waits = re.findall(r"ACQBULK|DEPBAR\.GDC", code)
     assert len(waits) > fp8.parts(config), "each warpgroup, and the copying warp"
     if wide:
         at = [x.start() for x in re.finditer("QGMMA", code)]
-        loops = [code[first:last] for first, last in zip(at[::16], at[15::16], strict=True)]
+        step = 4 * variant.sums
+        loops = [code[a:b] for a, b in zip(at[::step], at[step - 1 :: step], strict=True)]
         assert not any(re.search(r"\b(LDL|STL)\b", loop) for loop in loops)
     else:
         assert not re.search(r"\b(LDL|STL)\b", code)

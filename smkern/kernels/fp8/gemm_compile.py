@@ -56,9 +56,9 @@ class ScaledVariant:
         return self.num_warps // 4
 
     @property
-    def wide(self) -> bool:
-        """Whether a warpgroup's columns are multiplied in quarters."""
-        return self.columns > 128
+    def sums(self) -> int:
+        """Sums of a warpgroup's columns: a wide tile has one for each 64."""
+        return self.columns // 64 if self.columns > 128 else 1
 
     @property
     def rows(self) -> int:
@@ -82,7 +82,7 @@ class ScaledVariant:
 def variant_of(problem: ScaledProblem, config: GemmConfig, capability: int) -> ScaledVariant:
     """The kernel that runs `config` on `problem`; `capability` is 89, 90, ..."""
     epilogue, ws = problem.epilogue, config.kernel == "ws"
-    assert problem.blocks or not fp8.is_wide(config), "quarters take scales of blocks only"
+    assert problem.blocks or not fp8.is_wide(config), "wide tiles take scales of blocks only"
     return ScaledVariant(
         kernel=config.kernel,
         out_dtype=problem.out_dtype,
@@ -144,8 +144,8 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
 
     from smkern.kernels.fp8.gemm_ws import fp8_gemm_ws
 
-    columns = variant.columns // 4 if variant.wide else variant.columns
-    high = min(variant.columns, 128)
+    columns = variant.columns // variant.sums
+    high = columns if variant.sums == 3 else min(variant.columns, 128)
     signature: dict[str, str] = {}
     for side, count in (("x", variant.rows), ("y", high)):
         layout = gl.NVMMASharedLayout.get_default_for([count, fp8.STEP], gl.float16)
@@ -161,7 +161,7 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
     constants = {
         "PARTS": variant.parts,
         "BLOCK_Y": columns,
-        "WIDE": variant.wide,
+        "SUMS": variant.sums,
         "BLOCK_K": fp8.STEP,
         "STAGES": variant.num_stages,
         "BLOCKS": variant.blocks,

@@ -20,7 +20,7 @@ TURNS = gl.constexpr(4)
 """Steps whose sums take turns before all are in the total: what is in flight cannot be carried
 round a loop, as the compiler would wait for it."""
 QUARTER = gl.constexpr(64)
-"""Columns at once of 256: two sums beside a total of 64 x 256 are 192 registers a thread."""
+"""Columns at once of 192 or 256: two sums beside 64 x 256 in all are 192 registers a thread."""
 
 
 @gluon.jit
@@ -265,6 +265,45 @@ def sum_wide(
         fourth = _promoted(fourth, other, by_row, by_next, BLOCKS, False)
         stage, phase = _advance(stage, phase, STAGES)
     return first, second, third, fourth, stage, phase
+
+
+@gluon.jit
+def sum_three(
+    x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, middle_at, next_at, a_block_step,
+    PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, MMA: gl.constexpr,
+):  # fmt: skip
+    """As `sum_wide`, by 192 columns with scales of blocks: three boxes, each within a block of w."""
+    X: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
+    acc = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    other = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    first = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    second = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    third = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    for _ in range(steps):
+        by_row, by_block = _scales(a_at, w_at, True, True)
+        _, by_middle = _scales(a_at, middle_at, False, True)
+        _, by_next = _scales(a_at, next_at, False, True)
+        a_at += a_block_step
+        w_at += 1
+        middle_at += 1
+        next_at += 1
+        mbarrier.wait(full.index(stage), phase)
+        x = x_bufs.index(stage * PARTS + PART).load(X)
+        y = y_bufs.index(stage * 3).permute((1, 0))
+        acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+        y = y_bufs.index(stage * 3 + 1).permute((1, 0))
+        other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+        first = _promoted(first, acc, by_row, by_block, True, False)
+        y = y_bufs.index(stage * 3 + 2).permute((1, 0))
+        acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+        other = warpgroup_mma_wait(num_outstanding=1, deps=(other,))
+        second = _promoted(second, other, by_row, by_middle, True, False)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        third = _promoted(third, acc, by_row, by_next, True, False)
+        stage, phase = _advance(stage, phase, STAGES)
+    return first, second, third, stage, phase
 
 
 @gluon.jit

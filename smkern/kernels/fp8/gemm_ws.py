@@ -17,10 +17,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from smkern.kernels import gemm_tiles as _schedule
 from smkern.kernels.fp8.gemm_sums import (
+    QUARTER,
     ROWS,
     scales_ahead,
     shared_scales,
     sum_by_turns,
+    sum_three,
     sum_wide,
 )
 from smkern.kernels.gemm_ws import _finish, _partial
@@ -33,8 +35,6 @@ _partial_slot = gluon.jit(_schedule._partial_slot)
 _tile_coords = gluon.jit(_schedule._tile_coords)
 _first_row = gluon.jit(_schedule._first_row)
 
-QUARTERS = gl.constexpr(4)
-"""Sums of a wide tile, of 256 columns with scales of blocks."""
 BLOCK = gl.constexpr(128)
 """Rows of w that share a block's scale."""
 
@@ -66,12 +66,11 @@ def _scaled(
 @gluon.jit
 def _multiply(
     operands, schedule,
-    PART: gl.constexpr, PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, WIDE: gl.constexpr,
+    PART: gl.constexpr, PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, SUMS: gl.constexpr,
     STAGES: gl.constexpr, BLOCKS: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    SUMS: gl.constexpr = QUARTERS if WIDE else 1
     TILE_Y: gl.constexpr = SUMS * BLOCK_Y
     BLOCK_X: gl.constexpr = PARTS * ROWS
     TILE: gl.constexpr = BLOCK_X * TILE_Y
@@ -127,12 +126,20 @@ def _multiply(
             in_fours = (apart | (k_begin % 4 != 0)) == 0
             block = gl.minimum(w_first + BLOCK, n * 8 - 1) // BLOCK
             next_at = w_scale + block.to(gl.int64) * w_step + k_begin
-        if WIDE:
+        if SUMS == 3:
+            middle = gl.minimum(w_first + QUARTER, n * 8 - 1) // BLOCK
+            first, second, third, stage, phase = sum_three(
+                x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at,
+                w_scale + middle.to(gl.int64) * w_step + k_begin, next_at, a_block_step, PART,
+                PARTS, STAGES, MMA,
+            )  # fmt: skip
+            sums = (first, second, third)
+        elif SUMS == 4:
             first, second, third, fourth, stage, phase = sum_wide(
                 x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at,
                 a_block_step, PART, PARTS, STAGES, BLOCKS, MMA,
             )  # fmt: skip
-            sums = (first, second, third, fourth)
+            sums = (first, second, third, fourth)  # type: ignore[assignment]
         else:
             total, stage, phase = sum_by_turns(
                 x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, a_block_step,
@@ -181,14 +188,17 @@ def fp8_gemm_ws(
     x_desc, y_desc, out_ptr, bias_ptr, residual_ptr, partials, counters, a_scale, w_scale,
     m, n, out_stride, residual_stride, a_step, a_block_step, w_step,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
-    PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, WIDE: gl.constexpr, BLOCK_K: gl.constexpr,
+    PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, SUMS: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, BLOCKS: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr,
     LAYOUT: gl.constexpr, FLAT: gl.constexpr, REGS: gl.constexpr, COPY_REGS: gl.constexpr,
 ):  # fmt: skip
-    """out [m, 8n] = act((x @ y^T) * scales + bias) + residual; n and strides in eights."""
+    """out [m, 8n] = act((x @ y^T) * scales + bias) + residual; n and strides in eights.
+
+    A wide tile, of 192 or 256 columns with scales of blocks, has that many SUMS of 64.
+    """
     BLOCK_X: gl.constexpr = PARTS * ROWS
-    TILE_Y: gl.constexpr = QUARTERS * BLOCK_Y if WIDE else BLOCK_Y
+    TILE_Y: gl.constexpr = SUMS * BLOCK_Y
     BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
     BOXES: gl.constexpr = TILE_Y // BOX_Y
     FIRST_PART: gl.constexpr = 0
@@ -219,14 +229,14 @@ def fp8_gemm_ws(
                 (
                     _multiply,
                     (
-                        operands, schedule, FIRST_PART, PARTS, BLOCK_Y, WIDE, STAGES, BLOCKS,
+                        operands, schedule, FIRST_PART, PARTS, BLOCK_Y, SUMS, STAGES, BLOCKS,
                         STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
                     ),
                 ),
                 (
                     _multiply,
                     (
-                        operands, schedule, SECOND_PART, PARTS, BLOCK_Y, WIDE, STAGES, BLOCKS,
+                        operands, schedule, SECOND_PART, PARTS, BLOCK_Y, SUMS, STAGES, BLOCKS,
                         STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
                     ),
                 ),
@@ -248,7 +258,7 @@ def fp8_gemm_ws(
                 (
                     _multiply,
                     (
-                        operands, schedule, FIRST_PART, PARTS, BLOCK_Y, WIDE, STAGES, BLOCKS,
+                        operands, schedule, FIRST_PART, PARTS, BLOCK_Y, SUMS, STAGES, BLOCKS,
                         STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
                     ),
                 ),
