@@ -9,12 +9,14 @@ from smkern.bench.rows import Cell
 
 OP = "engine"
 VLLM, ATTENTION, LINEAR, OURS = "vllm", "vllm+smkern", "vllm+linear", "smkern"
-FP8, FP8_LINEAR = "vllm-fp8", "vllm-fp8+linear"
-PROVIDERS = (VLLM, ATTENTION, LINEAR, FP8, FP8_LINEAR, OURS)
+FP8, FP8_LINEAR, OURS_FP8 = "vllm-fp8", "vllm-fp8+linear", "smkern-fp8"
+PROVIDERS = (VLLM, ATTENTION, LINEAR, FP8, FP8_LINEAR, OURS, OURS_FP8)
 """Stock vLLM; with smkern's attention; with its linear layers as well; the first and the third with
-weights in fp8, scales of blocks; smkern's `Multiplexer`."""
-STOCK = {OURS: VLLM, ATTENTION: VLLM, LINEAR: VLLM, FP8_LINEAR: FP8}
+weights in fp8, scales of blocks; smkern's `Multiplexer`, and with such weights."""
+STOCK = {OURS: VLLM, ATTENTION: VLLM, LINEAR: VLLM, FP8_LINEAR: FP8, OURS_FP8: FP8}
 """Whom an engine is compared with."""
+OWN = {OURS: "", OURS_FP8: "-fp8"}
+"""The `Multiplexer`'s, and what the name of their preset ends with."""
 
 SERVED, TRY = "served", "served_try"
 DECODE, PREFILL = "decode_alone", "prefill_alone"

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.engines.cases import LIMITS_MS, OURS, PROVIDERS, Cell, EngineLoad
+from smkern.bench.engines.cases import LIMITS_MS, OWN, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.tasks import QUICK_STEPS, STEPS, Task, our_tasks, vllm_tasks
 from smkern.bench.engines.turns import Turns, run_by_turns
@@ -47,8 +47,8 @@ def measure_engine(
         given = (
             window_tasks(load, provider, *window, results, stack)
             if window
-            else our_tasks(load, stack, steps)
-            if provider == OURS
+            else our_tasks(load, provider, stack, steps)
+            if provider in OWN
             else vllm_tasks(load, provider, results, steps)
         )
         of = {"model": load.model}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from smkern.bench.engines.cases import (
     DECODE,
-    OURS,
+    OWN,
     PREFILL,
     SERVED,
     TRY,
@@ -84,7 +84,7 @@ class VllmTasks:
             key = cell_key(self._cell(TRY, Steps(), budget=budget))
             known = self.results.by_key.get(key)
             if known is None:
-                known = self._cell(TRY, self.engine().watch(budget, TRY_STEPS), budget=budget)
+                known = self._cell(TRY, self._tried(budget, limit_ms), budget=budget)
                 yield known
             return bool(known["tbt_p99_ms"] <= limit_ms)
 
@@ -96,6 +96,14 @@ class VllmTasks:
             if found.p99_ms <= limit_ms:
                 break
         yield cell
+
+    def _tried(self, budget: int, limit_ms: float) -> Steps:
+        """A try; the better of two where two steps of a hundred decide, as a pause of the host has
+        them late, too."""
+        found = self.engine().watch(budget, TRY_STEPS)
+        if found.p50_ms <= limit_ms < found.p99_ms:
+            found = min(found, self.engine().watch(budget, TRY_STEPS), key=lambda x: x.p99_ms)
+        return found
 
     def _cell(self, name: str, found: Steps, **case: Any) -> Cell:
         figures = found.figures() if found.times_ms else {}
@@ -121,11 +129,13 @@ class OurTasks:
 
     Attributes:
         load: What is served.
+        provider: "smkern", or with weights in fp8.
         engine: The model behind a `Multiplexer`, made when it is first asked for.
         steps: Of a figure, as long as the limit each.
     """
 
     load: EngineLoad
+    provider: str
     engine: Callable[[], ServedLoad]
     steps: int
 
@@ -138,21 +148,22 @@ class OurTasks:
         policy = served.told(POLICY, limit_ms)
         figures = served.watch(policy, 1e-3 * limit_ms * self.steps).figures()
         rate, limit = figures["tokens_per_ms"], f"{limit_ms:g}ms"
-        cell = self.load.cell(SERVED, OURS, rate, "tokens/ms", limit=limit)
+        cell = self.load.cell(SERVED, self.provider, rate, "tokens/ms", limit=limit)
         yield cell | figures | {"policy": repr(policy)}
 
 
-def our_tasks(load: EngineLoad, stack: ExitStack, steps: int) -> OurTasks:
+def our_tasks(load: EngineLoad, provider: str, stack: ExitStack, steps: int) -> OurTasks:
     """Tasks of smkern; `stack` closes the model."""
 
     @cache
     def engine() -> ServedLoad:
-        plan = replace(plans_named([load.model])[0], rungs=RUNGS)
+        model = load.model + OWN[provider]
+        plan = replace(plans_named([model])[0], rungs=RUNGS)
         workload = replace(WORKLOAD, running=load.rows, context=load.context, prompt=load.prompt)
-        weights = Weights.random(preset(load.model), device="cuda")
+        weights = Weights.random(preset(model), device="cuda")
         return stack.enter_context(open_load(plan, weights, workload=workload))
 
-    return OurTasks(load, engine, steps)
+    return OurTasks(load, provider, engine, steps)
 
 
 def _served(limit_ms: float) -> str:

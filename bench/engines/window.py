@@ -11,7 +11,7 @@ from typing import cast
 
 from smkern.bench.engines.cases import (
     OP,
-    OURS,
+    OWN,
     WINDOW,
     WINDOW_TRY,
     Cell,
@@ -70,7 +70,7 @@ class WindowTasks:
     precision: float = 0.04
 
     def tasks(self) -> Iterator[Task]:
-        under = self._ours if self.provider == OURS else self._vllms
+        under = self._ours if self.provider in OWN else self._vllms
         for limit_ms in self.load.limits_ms:
             yield f"{WINDOW} {limit_ms:g}ms", partial(under, limit_ms)
 
@@ -139,11 +139,11 @@ def window_tasks(
     @cache
     def engine() -> Server:
         kv_tokens = min(KV_TOKENS, kv_tokens_beside(preset(load.model), device_info()))
-        if provider == OURS:
+        if provider in OWN:
             from smkern.bench.replay.gpu import open_server
 
             sizes = Sizes(kv_tokens, RUNGS, max_context=MAX_CONTEXT)
-            return stack.enter_context(open_server(load.model, RUNGS, sizes=sizes))
+            return stack.enter_context(open_server(load.model + OWN[provider], RUNGS, sizes=sizes))
         from smkern.bench.engines.vllm_server import VllmServer
 
         made = VllmServer(load.model, MAX_CONTEXT, kv_tokens, **vllm_options(provider))

@@ -108,6 +108,30 @@ def test_a_missed_limit_steps_back() -> None:
     assert cell["tbt_p99_ms"] == 10
 
 
+class Pausing(Engine):
+    """The host pauses in every other watch: two of its steps last 20 ms longer."""
+
+    def watch(self, budget: int | None, steps: int) -> Steps:
+        found = super().watch(budget, steps)
+        if len(self.seen) % 2:
+            found.times_ms[:2] = [t + 20 for t in found.times_ms[:2]]
+        return found
+
+
+def test_a_try_that_a_pause_spoils_is_watched_again() -> None:
+    load = EngineLoad(budgets=(112, 128, 144, 160, 176), limits_ms=(10,))
+    engine = Pausing()
+    tried = [
+        cell
+        for cell in VllmTasks(load, VLLM, lambda: engine, Results({}), steps=50)._under(10)
+        if cell["case"]["name"] == "served_try"
+    ]
+    assert [(cell["case"]["budget"], cell["tbt_p99_ms"]) for cell in tried] == [
+        (144, 9), (160, 10), (176, 31),
+    ]  # fmt: skip
+    assert [budget for budget, _ in engine.seen[:5]] == [144, 144, 160, 160, 176]
+
+
 def test_ratios_are_over_stock_and_a_missed_limit_is_told() -> None:
     rates = {(VLLM, "15ms"): (10, 14.9), (OURS, "15ms"): (20, 15.2), (ATTENTION, "15ms"): (11, 14)}
     cells = [
