@@ -272,7 +272,7 @@ def sum_three(
     x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, middle_at, next_at, a_block_step,
     PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
-    """As `sum_wide`, by 192 columns with scales of blocks: three boxes, each within a block of w."""
+    """As `sum_wide`, by 192 columns with scales of blocks: three boxes, each within one of w's."""
     X: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     acc = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
     other = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
