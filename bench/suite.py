@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,18 +129,27 @@ def suite_command(
 class Run:
     """One run of a suite; the file is written every few seconds and at the end.
 
+    Where nothing was measured, nothing is written.
+
     Args:
         results: gets the cells.
         output: where they are written, and until when to measure.
         summarize: the file's summary, of its cells.
         progress: shows how far it is.
+
+    Attributes:
+        errors: why there is no cell, by name; with those of the file that is resumed.
     """
 
     results: Results
     output: Output
     summarize: Callable[[Sequence[Cell]], dict[str, Any]]
     progress: Progress
+    errors: dict[str, str] = field(init=False)
     _saved_s: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.errors = dict(self.results.summary.get("failed", {}))
 
     def through(
         self, items: Iterable[I], measure: Callable[[I], Iterable[Cell]], total: int | None = None
@@ -151,17 +160,19 @@ class Run:
             left = iter(items)
             while not self.output.deadline.passed and (item := next(left, None)) is not None:
                 for cell in measure(item):
-                    self.results.add(cell)
                     if time.monotonic() - self._saved_s > SAVE_EVERY_S:
-                        self.save()
+                        self.save()  # before it: an item whose cells come together is there whole
+                    self.results.add(cell)
                 del item  # its operands go before the next ones are made
                 self.progress.advance(bar)
         finally:
             self.save()
 
     def save(self) -> None:
-        self.results.summary = self.summarize(self.results.cells)
-        self.results.save(self.output.path)
+        failed = {"failed": self.errors} if self.errors else {}
+        self.results.summary = self.summarize(self.results.cells) | failed
+        if self.results.by_key:
+            self.results.save(self.output.path)
         self._saved_s = time.monotonic()
 
 

@@ -75,7 +75,10 @@ def cell_key(cell: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Results:
-    """The cells of one suite, keyed by identity, in the order they were first measured."""
+    """The cells of one suite, keyed by identity, in the order they were first measured.
+
+    `summary` is of these cells: where one is added there is none, until it is made anew.
+    """
 
     meta: JsonDict = field(default_factory=dict)
     by_key: dict[str, JsonDict] = field(default_factory=dict)
@@ -87,6 +90,7 @@ class Results:
 
     def add(self, cell: Mapping[str, Any]) -> None:
         self.by_key[cell_key(cell)] = dict(cell)
+        self.summary = {}
 
     def drop(self, goes: Callable[[JsonDict], bool]) -> None:
         """Forget the cells of which that is true."""
@@ -111,7 +115,6 @@ class Results:
         self.meta = {**self.meta, **other.meta}
         if len(unique := _unique(runs)) > 1:
             self.meta["runs"] = unique
-        self.summary = {}
 
     def save(self, path: Path) -> None:
         """Write the file atomically: whoever reads it sees the old one or the new one, whole."""
@@ -156,11 +159,12 @@ def load_results(path: Path) -> Results:
     for name, kind in shape.items():
         if not isinstance(data, dict) or not isinstance(data.get(name), kind):
             raise ResultsError(f"{path} has no {name!r} of type {kind.__name__}; {REMEDY}")
-    results = Results(meta=data["meta"], summary=data["summary"])
+    results = Results(meta=data["meta"])
     for cell in data["cells"]:
         if not isinstance(cell, dict) or "op" not in cell or "provider" not in cell:
             raise ResultsError(f"{path} has a cell without op and provider: {cell!r:.80}; {REMEDY}")
         results.add(cell)
+    results.summary = data["summary"]
     return results
 
 

@@ -80,8 +80,13 @@ def test_merge_keeps_both_runs_provenance_and_the_later_cell():
 
 def test_resume_keeps_cells_and_a_fresh_run_does_not(tmp_path):
     path = tmp_path / "gemm.json"
-    filled(cell()).save(path)
-    assert len(open_results(path, resume=True, meta={"date": "b"}).cells) == 1
+    results = filled(cell())
+    results.summary = {"rows": 1}
+    results.save(path)
+    resumed = open_results(path, resume=True, meta={"date": "b"})
+    assert (len(resumed.cells), resumed.summary) == (1, {"rows": 1})
+    resumed.add(cell(m=1))
+    assert resumed.summary == {}
     assert open_results(path, resume=False, meta={}).cells == []
     assert open_results(tmp_path / "none.json", resume=True, meta={}).cells == []
 

@@ -13,15 +13,7 @@ from smkern.bench.cases import Group, Sizes, case_options, groups_of, named
 from smkern.bench.frame import Bench, GroupSuite, Provider, Rounds, note_again, wrong_result
 from smkern.bench.results import Results, cell_key, load_results
 from smkern.bench.rows import loses_to_best
-from smkern.bench.suite import (
-    Deadline,
-    Output,
-    Run,
-    UnknownNameError,
-    conclude,
-    suite_command,
-    written,
-)
+from smkern.bench.suite import Deadline, Output, Run, UnknownNameError, conclude, suite_command
 from smkern.profile import load_profile
 from tests.bench.doubles import FakePartitions, Meter
 
@@ -163,7 +155,7 @@ def test_a_run_goes_on_where_it_stopped(virtual_gpu, tmp_path):
     results = Results()
     stopped = Output(path, deadline=Deadline.after(0.0))
     assert suite.run(groups, results, stopped, again=True) == 4
-    assert load_results(path).cells == []
+    assert not path.exists()
     assert suite.run(groups[:3], results, Output(path), again=True) == 0
     loaded = load_results(path)
     assert loaded.summary == {"cells": 3}
@@ -190,15 +182,38 @@ def test_the_file_is_written_where_a_measurement_breaks(tmp_path):
     assert len(load_results(tmp_path / "x.json").cells) == 1
 
 
-def test_what_failed_is_in_the_summary_and_nothing_measured_writes_nothing(tmp_path):
-    results, output = Results(), Output(tmp_path / "x.json")
-    with pytest.raises(ZeroDivisionError), written(results, output, lambda cells: {}):
-        raise ZeroDivisionError
+def test_cells_that_come_together_are_in_the_file_together(tmp_path, monkeypatch):
+    path, now, seen = tmp_path / "x.json", [0.0], []
+    monkeypatch.setattr("smkern.bench.suite.time.monotonic", lambda: now[0])
+
+    def measure(item):
+        now[0] += 10.0
+        yield {"op": "add", "provider": "x", "case": item}
+        seen.append(len(load_results(path).cells) if path.exists() else 0)
+        yield {"op": "add", "provider": "y", "case": item}
+
+    Run(Results(), Output(path), lambda cells: {}, Progress()).through([1, 2, 3], measure)
+    assert seen == [0, 2, 4]
+
+
+def test_what_failed_stays_in_the_summary_and_nothing_measured_writes_nothing(tmp_path):
+    output = Output(tmp_path / "x.json", resume=True)
+
+    def run_of(results: Results) -> Run:
+        return Run(results, output, lambda cells: {"cells": len(cells)}, Progress())
+
+    with pytest.raises(ZeroDivisionError):
+        run_of(Results()).through([0], lambda item: [1 / item])
     assert not output.path.exists()
-    with written(results, output, lambda cells: {"cells": len(cells)}) as errors:
-        results.add({"op": "add", "provider": "x"})
-        errors["torch"] = "why"
+    run = run_of(Results())
+    run.errors["torch"] = "why"
+    run.through([1], lambda item: [{"op": "add", "provider": "x"}])
     assert load_results(output.path).summary == {"cells": 1, "failed": {"torch": "why"}}
+    resumed = run_of(output.open())
+    resumed.errors["flashinfer"] = "too"
+    resumed.through([2], lambda item: [{"op": "mul", "provider": "x"}])
+    summary = load_results(output.path).summary
+    assert summary == {"cells": 2, "failed": {"torch": "why", "flashinfer": "too"}}
 
 
 def test_cases_by_parts_of_their_names_and_budgets_of_the_device(virtual_gpu):
