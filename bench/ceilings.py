@@ -22,7 +22,8 @@ from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.reader import Reader
 from smkern.bench.reads import best_reader
 from smkern.bench.results import Results
-from smkern.bench.suite import BUDGETS_OPTION, Output, show, suite_command, written
+from smkern.bench.rows import Cell, has_cell
+from smkern.bench.suite import BUDGETS_OPTION, Output, Run, show, suite_command
 from smkern.device import device_info, gpu_folder
 from smkern.measure.partitions import Partitions, Place
 from smkern.measure.sm_clock import Clock, DeviceClock
@@ -39,6 +40,8 @@ WINDOW_US = {"read": 40_000.0, "read_l2": 40_000.0, "dense": 200_000.0}
 """How long to keep the SMs busy: it takes some 50 ms until power limits the clock."""
 CLOCK_READINGS = 4
 OURS = "smkern"
+READER = "reader:"
+"""Prefix of the readers' providers."""
 SMALLEST_DENSE = 8
 """Below it a product takes 30 ms."""
 
@@ -49,38 +52,63 @@ def counts(total: int, shares: Sequence[int]) -> list[int]:
     return sorted(sides)
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work at a place, alone or beside a neighbour; its cells come together.
+
+    Attributes:
+        place: Where.
+        other: Its complement, where products run meanwhile; None: nothing does.
+        dense: Whether products, and reads of L2, are measured too.
+    """
+
+    place: Place
+    other: Place | None = None
+    dense: bool = True
+
+
 @dataclass(slots=True)
 class Ceilings:
-    """Measures at the places of the partitions and puts cells into `results`."""
+    """Measures tasks; a provider that fails is named in `errors`."""
 
-    partitions: Partitions
     reader: Reader
     dense: Dense
-    results: Results
     meter: PowerMeter
     errors: dict[str, str]
     clock_on: Callable[[Any], Clock] = DeviceClock
     sm_mhz: float | None = None
     watts: float | None = None
 
-    def alone(self, place: Place, *, dense: bool) -> None:
+    def is_measured(self, task: Task, cells: Sequence[Cell]) -> bool:
+        """Whether the task's last reads are there."""
+        where = "read_l2" if task.dense else "read", task.place.num_sms, task.place.placement
+        there = [x for x in cells if (x["op"], x["num_sms"], x["placement"]) == where]
+        return has_cell(there, self._reader, {"beside": "dense" if task.other else None})
+
+    def measure(self, task: Task) -> list[Cell]:
+        if task.other is not None:
+            return self.beside(task.place, task.other)
+        return self.alone(task.place, dense=task.dense)
+
+    def alone(self, place: Place, *, dense: bool) -> list[Cell]:
         """Reads, and products where asked, with nothing beside them.
 
         In a default partition cuBLAS runs, so ours need not stand in for it.
         """
         read, read_l2 = self._reads(place)
-        self._run(place, "read", read)
+        cells = [self._run(place, "read", read)]
         if not dense:
-            return
-        self._run(place, "read_l2", read_l2)
+            return cells
+        cells.append(self._run(place, "read_l2", read_l2))
         errors: dict[str, str] = {}
         working = self.dense.working(place, errors)
         for provider, call in islice(working, 1 if place.placement == "default" else None):
-            self._run(place, "dense", Load.of(call, place.stream), dense_by=provider)
+            cells.append(self._run(place, "dense", Load.of(call, place.stream), provider))
         for provider, message in errors.items():
             self.errors[f"{provider} on {place.num_sms} SMs ({place.placement})"] = message
+        return cells
 
-    def beside(self, place: Place, other: Place) -> None:
+    def beside(self, place: Place, other: Place) -> list[Cell]:
         """Reads at `place` while our products run at `other`, its complement, as prompts' do."""
         call = dict(self.dense.working(other, {}))[OURS]
         read, read_l2 = self._reads(place)
@@ -91,10 +119,10 @@ class Ceilings:
             while_busy=self._watch,
         )
         self.sm_mhz = found.sm_mhz
-        for kind, timing in found.probes.items():
-            self.results.add(self._cell(kind, place, timing, beside=True))
+        cells = [self._cell(kind, place, x, beside=True) for kind, x in found.probes.items()]
         if found.neighbour is not None:
-            self.results.add(self._cell("dense", other, found.neighbour, OURS, beside=True))
+            cells.append(self._cell("dense", other, found.neighbour, OURS, beside=True))
+        return cells
 
     def _reads(self, place: Place) -> tuple[Load, Load]:
         """Of memory and of L2."""
@@ -104,9 +132,13 @@ class Ceilings:
             Load.of(lambda i: reader.launch_l2(num_sms, stream.cuda_stream), stream),
         )
 
-    def _run(self, place: Place, kind: str, load: Load, dense_by: str = "") -> None:
+    def _run(self, place: Place, kind: str, load: Load, dense_by: str = "") -> Cell:
         timings = time_together({kind: load}, at_least_us=WINDOW_US[kind], while_busy=self._watch)
-        self.results.add(self._cell(kind, place, timings[kind], dense_by))
+        return self._cell(kind, place, timings[kind], dense_by)
+
+    @property
+    def _reader(self) -> str:
+        return READER + self.reader.shape.name
 
     def _watch(self) -> None:
         """Read clock and power a few times; `sm_mhz` and `watts` are the means."""
@@ -119,7 +151,7 @@ class Ceilings:
 
     def _cell(
         self, kind: str, place: Place, timing: Timing, dense_by: str = "", *, beside: bool = False
-    ) -> dict[str, Any]:
+    ) -> Cell:
         us = fmean(timing.us_all)
         if kind == "dense":
             case, provider, neighbour = self.dense.case, dense_by, "read"
@@ -127,7 +159,7 @@ class Ceilings:
         else:
             size = self.reader.num_bytes if kind == "read" else self.reader.l2_bytes(place.num_sms)
             case = {"bytes": size}
-            provider, neighbour = f"reader:{self.reader.shape.name}", "dense"
+            provider, neighbour = self._reader, "dense"
             rates = {"tflops": None, "tbps": round(size / us / 1e6, 4)}
         about = case | {"beside": neighbour if beside else None}
         return cell_head(kind, about, place, provider) | {
@@ -156,14 +188,28 @@ def sides(
                 yield place, other
 
 
+def tasks(
+    partitions: Partitions, total: int, shares: Sequence[int], read_only: Sequence[int]
+) -> Iterator[Task]:
+    """The whole device first; reads beside products wherever these are not too slow."""
+    yield Task(partitions.full)
+    for place, other in sides(partitions, total, shares):
+        yield Task(place, dense=place.num_sms >= SMALLEST_DENSE)
+        if other.num_sms >= SMALLEST_DENSE:
+            yield Task(place, other)
+    for n in read_only:
+        if (found := partitions.at(n)) is not None:
+            yield Task(found, dense=False)
+
+
 def run(
     shares: Sequence[int],
     read_only: Sequence[int],
     results: Results,
-    errors: dict[str, str],
+    output: Output,
     placements: tuple[Placement, ...] = PLACEMENTS,
 ) -> None:
-    """Measure; what fails is named in `errors`."""
+    """Measure what `results` lacks."""
     info = device_info()
     total = info.num_sms
     extra = [n for n in read_only if info.min_sms <= n < total]
@@ -171,22 +217,14 @@ def run(
     with Partitions(budgets, placements=placements) as partitions, Progress() as progress:
         small = [partitions.at(n) for n in sorted(budgets) if n <= 32]
         reader = best_reader(
-            Green(at.num_sms, at.stream) for at in (*small, partitions.full) if at is not None
+            (Green(at.num_sms, at.stream) for at in (*small, partitions.full) if at is not None),
+            among={cell["provider"].removeprefix(READER) for cell in results.cells},
         )
-        ceilings = Ceilings(partitions, reader, Dense(), results, power_meter(), errors)
-        pairs = list(sides(partitions, total, shares))
-        task = progress.add_task("ceilings", total=len(pairs) + len(extra) + 1)
-        ceilings.alone(partitions.full, dense=True)
-        progress.advance(task)
-        for place, other in pairs:
-            ceilings.alone(place, dense=place.num_sms >= SMALLEST_DENSE)
-            if other.num_sms >= SMALLEST_DENSE:
-                ceilings.beside(place, other)
-            progress.advance(task)
-        for n in extra:
-            if (found := partitions.at(n)) is not None:
-                ceilings.alone(found, dense=False)
-            progress.advance(task)
+        run = Run(results, output, summarize, progress)
+        ceilings = Ceilings(reader, Dense(), power_meter(), run.errors)
+        every = tasks(partitions, total, shares, extra)
+        left = [task for task in every if not ceilings.is_measured(task, results.cells)]
+        run.through(left, ceilings.measure, len(left))
 
 
 def ship_profile(profile: Profile, folder: Path = SHIPPED) -> Path:
@@ -215,8 +253,7 @@ def command(output: Output, *, budgets: Any, save: bool, ship: bool) -> None:
     results = output.open()
     shares = budgets or (QUICK_SHARES if quick else SHARES)
     placements: tuple[Placement, ...] = ("spread",) if quick else PLACEMENTS
-    with written(results, output, summarize) as errors:
-        run(shares, () if quick or budgets else READ_ONLY, results, errors, placements)
+    run(shares, () if quick or budgets else READ_ONLY, results, output, placements)
     profile = profile_of(results.cells, device_info(), results.meta)
     if save:
         click.echo(f"profile saved: {save_profile(profile)}")

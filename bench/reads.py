@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -61,16 +61,19 @@ def read_us(reader: Reader, place: Green) -> float:
     return 1e3 * begin.elapsed_time(end) / READS
 
 
-def best_reader(places: Iterable[Green], data: Any = None) -> Reader:
+def best_reader(
+    places: Iterable[Green], data: Any = None, *, among: Collection[str | None] = ()
+) -> Reader:
     """The reader that is fastest over the places, by the product of its times.
 
     On many SMs all of them saturate the memory: give it small places.
 
     Args:
         data: the buffer to read; made where not given.
+        among: names to choose from, such as a resumed file has; all where none is a reader's.
     """
     readers: dict[str, Reader] = {}
-    for shape in SHAPES:
+    for shape in [shape for shape in SHAPES if shape.name in among] or SHAPES:
         readers[shape.name] = Reader(shape=shape, data=data)
         data = readers[shape.name].data
     return readers[pick_shape(readers, {str(place.num_sms): place for place in places})]

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from click.testing import CliRunner
 
+from smkern.bench.results import Results, load_results
 from smkern.device import Budget
 from smkern.measure.partitions import Place
 
@@ -65,3 +66,28 @@ def run_suite(command: click.Command, out: Path, *options: str) -> str:
     ran = CliRunner().invoke(command, ["--out", str(out), *options], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     return ran.output
+
+
+def stopped_after(out: Path, count: int) -> None:
+    """Leave a file the cells that a run had measured first, each marked as `kept`."""
+    results = load_results(out)
+    left = Results(results.meta)
+    for cell in results.cells[:count]:
+        left.add(cell | {"kept": True})
+    left.summary = results.summary
+    left.save(out)
+
+
+def resumed(command: click.Command, out: Path, count: int, *options: str) -> int:
+    """How many cells a run keeps that resumes one stopped after `count`: the first ones, and the
+    file is the uninterrupted run's."""
+    whole = load_results(out)
+    stopped_after(out, count)
+    run_suite(command, out, "--resume", *options)
+    again = load_results(out)
+    assert list(again.by_key) == list(whole.by_key)
+    assert again.summary.keys() == whole.summary.keys()
+    assert again.summary.get("failed") == whole.summary.get("failed")
+    kept = [cell.get("kept", False) for cell in again.cells]
+    assert kept == sorted(kept, reverse=True)
+    return sum(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +13,12 @@ from smkern.bench.ceiling_rows import curve, dense_beside, dense_ceiling, profil
 from smkern.bench.ceilings import SHARES, Ceilings, command, counts, ship_profile, sides
 from smkern.bench.contention import Beside, Load
 from smkern.bench.dense import Dense
-from smkern.bench.results import Results, load_results
+from smkern.bench.results import load_results
 from smkern.device import Budget
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 from smkern.profile import load_profile, save_profile
-from tests.bench.doubles import Meter
+from tests.bench.doubles import Meter, resumed, run_suite
 
 TOTAL = 132
 H200 = load_profile("h200").info
@@ -117,7 +118,16 @@ def test_a_part_of_the_suite_is_no_profile(flags):
 
 
 class FakePartitions:
-    full = Place(Budget(TOTAL), None)
+    full = Place(Budget(TOTAL), SimpleNamespace(cuda_stream=0))
+
+    def __init__(self, *budgets, **options) -> None:
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def at(self, num_sms: int, placement: str = "spread") -> Place | None:
         if placement == "default" and num_sms % 8 and (TOTAL - num_sms) % 8:
@@ -160,14 +170,15 @@ def made(monkeypatch) -> Ceilings:
     dense = SimpleNamespace(working=working, case={"m": 4096}, tflops=Dense.tflops)
     meter = Meter((1500.0, 690.0))
     clock = SimpleNamespace(mhz=lambda: 1467.0)
-    return Ceilings(FakePartitions(), reader, dense, Results(), meter, {}, lambda stream: clock)
+    return Ceilings(reader, dense, meter, {}, lambda stream: clock)
 
 
-def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(made, tmp_path):
-    partitions = made.partitions
-    made.alone(partitions.at(16), dense=True)
-    made.beside(partitions.at(16), partitions.at(116))
-    cells = made.results.cells
+def test_alone_and_beside_give_a_cell_each(made):
+    partitions = FakePartitions()
+    cells = [
+        *made.alone(partitions.at(16), dense=True),
+        *made.beside(partitions.at(16), partitions.at(116)),
+    ]
     assert [(c["op"], c["num_sms"], c["case"]["beside"], c["provider"]) for c in cells] == [
         ("read", 16, None, "reader:2x1024x8"),
         ("read_l2", 16, None, "reader:2x1024x8"),
@@ -183,12 +194,31 @@ def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(made, tmp_pa
     assert summarize(cells)["sm_mhz_spread_beside"] == {"16": 1467.0}
     assert (cells[0]["sm_mhz"], cells[0]["watts"]) == (1500.0, 690.0)
     assert made.errors == {"cublas on 16 SMs (spread)": "no clusters"}
-    made.results.save(tmp_path / "ceilings.json")
-    assert load_results(tmp_path / "ceilings.json").cells == cells
 
 
-def test_every_count_meets_its_complement_in_both_placements(made):
-    pairs = list(sides(made.partitions, TOTAL, SHARES))
+def test_a_resumed_run_measures_what_the_file_lacks(made, tmp_path, monkeypatch):
+    for name, value in {
+        "device_info": lambda: H200,
+        "Partitions": FakePartitions,
+        "best_reader": lambda places, among: made.reader,
+        "Dense": lambda: made.dense,
+        "power_meter": lambda: made.meter,
+        "Ceilings": partial(Ceilings, clock_on=made.clock_on),
+    }.items():
+        monkeypatch.setattr(ceilings, name, value)
+    out, options = tmp_path / "ceilings.json", ("--budgets", "4,16")
+    run_suite(command, out, *options)
+    found = load_results(out)
+    places = [(c["num_sms"], c["case"]["beside"]) for c in found.cells]
+    assert places[:4] == [(TOTAL, None)] * 4
+    assert found.summary["failed"]["cublas on 16 SMs (spread)"] == "no clusters"
+    assert resumed(command, out, 4, *options) == 4
+    assert resumed(command, out, 5, *options) == 5
+    assert resumed(command, out, len(places), *options) == len(places)
+
+
+def test_every_count_meets_its_complement_in_both_placements():
+    pairs = list(sides(FakePartitions(), TOTAL, SHARES))
     assert all(a.num_sms + b.num_sms == TOTAL for a, b in pairs)
     assert all(a.placement == b.placement for a, b in pairs)
     assert len(pairs) == 2 * 2 * len(SHARES)
