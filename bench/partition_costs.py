@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -13,8 +13,7 @@ import smkern
 from smkern.bench.contexts import Driver, Green
 from smkern.bench.host_timing import host_time, switch_time
 from smkern.bench.reader import Reader
-from smkern.bench.results import Results
-from smkern.bench.rows import cost_cell
+from smkern.bench.rows import Cell, cost_cell, has_cell
 from smkern.errors import SmkernError
 from smkern.measure.timing import current_stream
 
@@ -33,7 +32,7 @@ def used_mib(device: int) -> float:
     return (total - free) / 2**20
 
 
-def ladder_costs(results: Results, reader: Reader) -> None:
+def ladder_costs(reader: Reader) -> Iterator[Cell]:
     """Time and memory of ladders of all 8-SM splits: of 2-SM groups spread, of 8-SM groups.
 
     To be run before any ladder is closed: the driver keeps what closed contexts gave back, so both
@@ -46,17 +45,17 @@ def ladder_costs(results: Results, reader: Reader) -> None:
             ladder, ms = _made(atom, placement)
             held.enter_context(ladder)
             about["splits"] = len(ladder.rungs)
-            results.add(cost_cell(OP, "ladder_creation", ms, "ms", **about))
+            yield cost_cell(OP, "ladder_creation", ms, "ms", **about)
             made = used_mib(reader.device) - before
-            results.add(cost_cell(OP, "ladder_memory", made, "MiB", LADDER_MIB, **about))
+            yield cost_cell(OP, "ladder_memory", made, "MiB", LADDER_MIB, **about)
             _use(ladder, reader)
             used = used_mib(reader.device) - before
-            results.add(cost_cell(OP, "ladder_memory_in_use", used, "MiB", LADDER_MIB, **about))
+            yield cost_cell(OP, "ladder_memory_in_use", used, "MiB", LADDER_MIB, **about)
     for atom, placement in LADDERS:
         ladder, ms = _made(atom, placement)
         ladder.close()
         about = {"atom": atom, "placement": placement, "first": False, "splits": len(ladder.rungs)}
-        results.add(cost_cell(OP, "ladder_creation", ms, "ms", **about))
+        yield cost_cell(OP, "ladder_creation", ms, "ms", **about)
 
 
 def _made(atom: int, placement: Any) -> tuple[Any, float]:
@@ -75,24 +74,24 @@ def _use(ladder: Any, reader: Reader) -> None:
             reader.launch(partition.num_sms, partition.raw_stream)
 
 
-def switch_costs(results: Results) -> None:
+def switch_costs() -> Iterator[Cell]:
     """Host time of entering one partition of a ladder after another."""
     with smkern.ladder(list(SWITCH_RUNGS)) as ladder:
         found = switch_time([ladder.split(decode=n).prefill for n in SWITCH_RUNGS])
-        results.add(cost_cell(OP, "switch", found.us_median, "us", SWITCH_US))
+        yield cost_cell(OP, "switch", found.us_median, "us", SWITCH_US)
 
 
-def query_costs(results: Results, others: Mapping[str, Green]) -> None:
+def query_costs(others: Mapping[str, Green]) -> Iterator[Cell]:
     """Host time of `current_num_sms()` on a partition's stream and on others'."""
     with smkern.ladder([FOREIGN_SMS]) as ladder:
         own = ladder.split(decode=FOREIGN_SMS).decode
         for kind, place in {"own": Green(own.num_sms, own.stream), **others}.items():
-            results.add(_query_row(kind, place))
+            yield _query_row(kind, place)
 
 
-def _query_row(kind: str, place: Green) -> dict[str, Any]:
+def _query_row(kind: str, place: Green) -> Cell:
     case = {"name": "current_num_sms", "stream": kind}
-    row: dict[str, Any] = {"op": OP, "case": case, "provider": "smkern", "unit": "us"}
+    row: Cell = {"op": OP, "case": case, "provider": "smkern", "unit": "us"}
     try:
         with current_stream(place.stream):
             answer = smkern.current_num_sms()
@@ -102,7 +101,12 @@ def _query_row(kind: str, place: Green) -> dict[str, Any]:
     return row | {"value": round(us, 3), "answer": answer, "right": answer == place.num_sms}
 
 
-def measure_costs(results: Results, reader: Reader) -> None:
+def has_costs(cells: Iterable[Cell]) -> bool:
+    """Whether the last of the rows is there."""
+    return has_cell(cells, "smkern", {"name": "current_num_sms", "stream": "foreign"})
+
+
+def measure_costs(reader: Reader) -> Iterator[Cell]:
     """All rows; the ladder's first. SM counts are asked for on streams of others too."""
     whole = smkern.device_info().num_sms
     with closing(Driver().one_group(FOREIGN_SMS)) as foreign:
@@ -111,6 +115,6 @@ def measure_costs(results: Results, reader: Reader) -> None:
             "plain": Green(whole, torch.cuda.Stream()),
             "foreign": foreign,
         }
-        ladder_costs(results, reader)
-        switch_costs(results)
-        query_costs(results, others)
+        yield from ladder_costs(reader)
+        yield from switch_costs()
+        yield from query_costs(others)

@@ -13,12 +13,13 @@ from rich.progress import Progress
 
 import smkern
 from smkern.bench.contexts import EIGHT, PAIR, Driver, Green, candidate_orders
-from smkern.bench.partition_costs import measure_costs
+from smkern.bench.partition_costs import has_costs, measure_costs
 from smkern.bench.partition_rows import summarize
 from smkern.bench.reader import Reader
 from smkern.bench.reads import best_reader, time_reads
 from smkern.bench.results import Results
-from smkern.bench.suite import BUDGETS_OPTION, Output, show, suite_command, written
+from smkern.bench.rows import Cell
+from smkern.bench.suite import BUDGETS_OPTION, Output, Run, show, suite_command
 from smkern.device import device_info
 from smkern.measure.timing import Timing
 
@@ -67,16 +68,18 @@ def find_candidates(driver: Driver, reader: Reader) -> Candidates:
 
 @dataclass(slots=True)
 class Choices:
-    """Measures rung by rung; everything at a rung is timed in the same rounds."""
+    """Measures rung by rung; everything at a rung is timed in the same rounds.
+
+    What fails is named in `errors`.
+    """
 
     reader: Reader
     driver: Driver
     candidates: Candidates
     ladders: Mapping[str, Any]
-    results: Results
     errors: dict[str, str]
 
-    def rung(self, num_sms: int) -> None:
+    def rung(self, num_sms: int) -> list[Cell]:
         """Every choice of `num_sms` SMs: ours, the peers', the candidates."""
         places = dict(self._ours(num_sms))
         with ExitStack() as opened:
@@ -85,9 +88,8 @@ class Choices:
                 places[name] = self._seen(name, made)
             failed: dict[str, str] = {}
             timings = time_reads(self.reader, places, errors=failed)
-            for name, timing in timings.items():
-                self.results.add(self._cell(name, num_sms, places[name], timing))
             self.errors.update({f"{name} on {num_sms} SMs": why for name, why in failed.items()})
+            return [self._cell(name, num_sms, places[name], t) for name, t in timings.items()]
 
     def _ours(self, num_sms: int) -> Iterator[tuple[str, Green]]:
         """The decode side of our ladders: `smkern`, spread, and `driver`, its default groups."""
@@ -117,7 +119,7 @@ class Choices:
         self.errors[f"{name}: granted {green.num_sms} SMs"] = f"its work ran on {seen}"
         return replace(green, num_sms=seen)
 
-    def _cell(self, name: str, asked: int, place: Green, timing: Timing) -> dict[str, Any]:
+    def _cell(self, name: str, asked: int, place: Green, timing: Timing) -> Cell:
         us = timing.us_median
         return {
             "op": "read",
@@ -133,14 +135,28 @@ class Choices:
         }
 
 
-def run(rungs: Sequence[int], results: Results, errors: dict[str, str]) -> None:
-    """Measure; what fails is named in `errors`. The costs come first, before any partition."""
+def run(rungs: Sequence[int], results: Results, output: Output) -> None:
+    """Measure what `results` lacks. The costs come first, before any partition.
+
+    Costs are measured together, and so is what is at a rung: where a cell of it is there, all is
+    that did not fail.
+    """
     torch.cuda.init()
     first = Reader(0)
-    measure_costs(results, first)
+    progress = Progress()
+    run = Run(results, output, summarize, progress)
+    if not has_costs(results.cells):
+        for cell in measure_costs(first):
+            results.add(cell)
+        run.save()
+    done = {cell["case"]["asked_sms"] for cell in results.cells if cell["op"] == "read"}
+    left = [n for n in rungs if n not in done]
+    if not left:
+        return
     with smkern.ladder(list(PICK_AT)) as small:
         parts = [small.split(decode=n).decode for n in PICK_AT]
-        reader = best_reader((Green(x.num_sms, x.stream) for x in parts), first.data)
+        places = (Green(x.num_sms, x.stream) for x in parts)
+        reader = best_reader(places, first.data, among=[results.meta.get("reader")])
     results.meta["reader"] = reader.shape.name
     driver = Driver()
     candidates = find_candidates(driver, reader)
@@ -150,10 +166,9 @@ def run(rungs: Sequence[int], results: Results, errors: dict[str, str]) -> None:
         if eighths:
             default = smkern.ladder(eighths, atom=EIGHT, placement="default")
             ladders["driver"] = stack.enter_context(default)
-        choices = Choices(reader, driver, candidates, ladders, results, errors)
-        progress = stack.enter_context(Progress())
-        for num_sms in progress.track(rungs, description="bandwidth by choice of SMs"):
-            choices.rung(num_sms)
+        choices = Choices(reader, driver, candidates, ladders, run.errors)
+        stack.enter_context(progress)
+        run.through(left, choices.rung, len(left))
 
 
 @suite_command("partitions", BUDGETS_OPTION)
@@ -167,8 +182,7 @@ def command(output: Output, *, budgets: Any) -> None:
     rungs = budgets or (QUICK_RUNGS if output.quick else default_rungs(total))
     _check_rungs(rungs, total)
     results = output.open()
-    with written(results, output, summarize) as errors:
-        run(sorted(set(rungs)), results, errors)
+    run(sorted(set(rungs)), results, output)
     show(results, output.path)
 
 

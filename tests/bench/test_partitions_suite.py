@@ -12,9 +12,9 @@ import smkern
 from smkern.bench import partition_costs, partitions, reads
 from smkern.bench.contexts import Green
 from smkern.bench.reader import SHAPES
-from smkern.bench.reads import pick_shape, time_reads
+from smkern.bench.reads import best_reader, pick_shape, time_reads
 from smkern.bench.results import load_results
-from tests.bench.doubles import run_suite
+from tests.bench.doubles import resumed, run_suite
 
 TOTAL = 20
 BY_GPC = [sm for gpc in (0, 1) for sm in range(TOTAL) if sm // 2 % 2 == gpc]
@@ -159,6 +159,17 @@ def test_the_suite_measures_every_choice_and_cost(clock, tmp_path):
     assert results.meta["reader"] == "2x1024x8"
 
 
+def test_a_resumed_run_measures_the_rungs_that_the_file_lacks(clock, tmp_path):
+    out, options = tmp_path / "partitions.json", ("--budgets", "4,8")
+    run_suite(partitions.command, out, *options)
+    asked = [cell["case"].get("asked_sms") for cell in load_results(out).cells]
+    costs, first = asked.index(4), asked.index(8)
+    assert resumed(partitions.command, out, costs - 1, *options) == 0
+    assert resumed(partitions.command, out, costs, *options) == costs
+    assert resumed(partitions.command, out, first, *options) == first
+    assert resumed(partitions.command, out, len(asked), *options) == len(asked)
+
+
 def test_a_place_that_fails_is_named_and_the_others_go_on(clock):
     reader = FakeReader(clock, SHAPES[0])
     places = {"good": Green(8, stream_of(range(8))), "bad": Green(8, stream_of(range(4)))}
@@ -174,3 +185,5 @@ def test_the_fastest_reader_is_picked(clock):
     readers = {shape.name: FakeReader(clock, shape) for shape in SHAPES[::-1]}
     places = {"8": Green(8, stream_of(range(8)))}
     assert readers[pick_shape(readers, places)].shape.loads == 8
+    assert best_reader(places.values()).shape.loads == 8
+    assert best_reader(places.values(), among={"smkern", "1x1024x12"}).shape.loads == 12
