@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 import torch
+from rich.progress import Progress
 
 import smkern
 from smkern.bench.cliffs import even_budgets
 from smkern.bench.gemm_providers import cublas_call
 from smkern.bench.host_timing import host_time, switch_time
 from smkern.bench.plain_launch import plain_launch
-from smkern.bench.results import Results
-from smkern.bench.rows import Cell, cost_cell
-from smkern.bench.suite import BUDGETS_OPTION, MS_OPTION, Output, suite_command, written
+from smkern.bench.rows import Cell, cost_cell, has_cell
+from smkern.bench.suite import BUDGETS_OPTION, MS_OPTION, Output, Run, suite_command
 from smkern.device import Budget, device_info
 from smkern.measure.compiling import dispatcher_of
 from smkern.measure.gemm import GemmOperands
@@ -38,132 +38,142 @@ COUNTED_MS = (*(2**i for i in range(14)), 3, 17, 77, 100, 300, 1000, 1500, 3001,
 COUNTED_SHAPE = (4096, 4096)
 
 
-@dataclass(slots=True)
-class HostCosts:
-    """Measures on one device and puts its rows into `results`."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that one function measures; a file that has the last of them has all.
 
-    results: Results
+    Attributes:
+        measure: Yields them.
+        last: What the last one's case says.
+        by: Whose the last one is.
+    """
 
-    def note(
-        self, name: str, value: float, unit: str, target: float | None = None, **about: Any
-    ) -> None:
-        self.results.add(cost_cell(OP, name, value, unit, target, **about))
+    measure: Callable[[], Iterator[Cell]]
+    last: Mapping[str, Any]
+    by: str = "smkern"
 
-    def note_time(
-        self, name: str, timing: Timing, target: float | None = None, **about: Any
-    ) -> None:
-        self.note(name, timing.us_median, "us", target, **about)
 
-    def calls(self) -> None:
-        """An eager call, with and without split K, whole device and partition, by every door."""
-        total = device_info().num_sms
-        with Partitions([32], placements=("spread",)) as partitions:
-            place = partitions.at(32)
-            for where, stream, budget in (
-                ("device", torch.cuda.current_stream(), partitions.full.budget),
-                *([("partition", place.stream, place.budget)] if place else []),
-            ):
-                for split in (False, True):
-                    problem = self._probe(budget, split=split)
-                    if problem is None:
-                        continue
-                    m, n, k = problem
-                    ops = GemmOperands(n, k, m, num_sets=4)
-                    with torch.cuda.stream(stream):
-                        self._doors(ops, m, where=where, split=split)
-        smkern_free = GemmOperands(2048, 1024, 128, num_sets=4)
-        peers = {
-            "triton": _triton_call(smkern_free, 128, total),
-            "cublas": cublas_call(smkern_free, 128),
-        }
-        for provider, call in peers.items():
-            self.note_time("eager", host_time(call), provider=provider)
+def time_cell(name: str, timing: Timing, target: float | None = None, **about: Any) -> Cell:
+    return cost_cell(OP, name, timing.us_median, "us", target, **about)
 
-    def _doors(self, ops: GemmOperands, m: int, *, where: str, split: bool) -> None:
-        about: dict[str, Any] = {"where": where, "split": split, "m": m, "n": ops.n, "k": ops.k}
-        sets = ops.sets(m)
-        weight = sets[0][1]
-        gemm, through = smkern.gemm, torch.ops.smkern.gemm_out
 
-        def eager(i: int) -> None:
-            a, _, out = sets[i & 3]
-            gemm(a, weight, out=out)
+def call_costs() -> Iterator[Cell]:
+    """An eager call, with and without split K, whole device and partition, by every door."""
+    total = device_info().num_sms
+    with Partitions([32], placements=("spread",)) as partitions:
+        place = partitions.at(32)
+        for where, stream, budget in (
+            ("device", torch.cuda.current_stream(), partitions.full.budget),
+            *([("partition", place.stream, place.budget)] if place else []),
+        ):
+            for split in (False, True):
+                problem = _probe(budget, split=split)
+                if problem is None:
+                    continue
+                m, n, k = problem
+                ops = GemmOperands(n, k, m, num_sets=4)
+                with torch.cuda.stream(stream):
+                    yield from _doors(ops, m, where=where, split=split)
+    smkern_free = GemmOperands(2048, 1024, 128, num_sets=4)
+    peers = {
+        "triton": _triton_call(smkern_free, 128, total),
+        "cublas": cublas_call(smkern_free, 128),
+    }
+    for provider, call in peers.items():
+        yield time_cell("eager", host_time(call), provider=provider)
 
-        def other_weights(i: int) -> None:
-            a, w, out = sets[i & 3]
-            gemm(a, w, out=out)
 
-        def by_torch_ops(i: int) -> None:
-            a, _, out = sets[i & 3]
-            through(a, weight, out)
+def _doors(ops: GemmOperands, m: int, *, where: str, split: bool) -> Iterator[Cell]:
+    about: dict[str, Any] = {"where": where, "split": split, "m": m, "n": ops.n, "k": ops.k}
+    sets = ops.sets(m)
+    weight = sets[0][1]
+    gemm, through = smkern.gemm, torch.ops.smkern.gemm_out
 
-        self.note_time("eager", host_time(eager), TARGET_US["eager"], **about)
-        self.note_time("eager_weights_change", host_time(other_weights), **about)
-        self.note_time("torch_ops", host_time(by_torch_ops), TARGET_US["torch_ops"], **about)
+    def eager(i: int) -> None:
+        a, _, out = sets[i & 3]
+        gemm(a, weight, out=out)
 
-    def _probe(self, budget: Budget, *, split: bool) -> tuple[int, int, int] | None:
-        """A small problem that dispatch runs by our own kernel with whole, or split, K loops."""
-        for m, n, k in PROBES:
-            config = dispatcher_of().select(GemmProblem(m, n, k), budget).config
-            if config.kernel != "cublaslt" and (config.split != 1) == split:
-                return m, n, k
-        return None
+    def other_weights(i: int) -> None:
+        a, w, out = sets[i & 3]
+        gemm(a, w, out=out)
 
-    def budgets(self, counts: Sequence[int], ms: Sequence[int]) -> None:
-        """A call with another budget each time against the same one; compilations meanwhile."""
-        n, k = COUNTED_SHAPE
-        whole = current_budget()
-        wanted = [
-            Budget(count, "grid", whole.clusters) if count < whole.num_sms else whole
-            for count in counts
-        ]
-        warm = smkern.warmup(shapes=[COUNTED_SHAPE], budgets=wanted, max_m=max(ms), progress=False)
-        self.note("warmup_seconds", warm.seconds, "s", budgets=len(counts), variants=warm.variants)
-        ops = GemmOperands(n, k, max(ms), num_sets=1)
-        a, w, out = ops.sets(128)[0]
-        before = smkern.counters()
-        self._change_costs(a, w, out, counts)
-        calls = 0
-        for m in ms:
-            a, w, out = ops.sets(m)[0]
-            for count in counts:
-                smkern.gemm(a, w, out=out, num_sms=count)
-                calls += 1
-        torch.cuda.synchronize()
-        after = smkern.counters()
-        for name in ("compilations", "module_loads"):
-            grown = getattr(after, name) - getattr(before, name)
-            self.note(name, grown, "count", 0, budgets=len(counts), rows=len(ms), calls=calls)
+    def by_torch_ops(i: int) -> None:
+        a, _, out = sets[i & 3]
+        through(a, weight, out)
 
-    def _change_costs(self, a: Any, w: Any, out: Any, counts: Sequence[int]) -> None:
-        first = []
+    yield time_cell("eager", host_time(eager), TARGET_US["eager"], **about)
+    yield time_cell("eager_weights_change", host_time(other_weights), **about)
+    yield time_cell("torch_ops", host_time(by_torch_ops), TARGET_US["torch_ops"], **about)
+
+
+def _probe(budget: Budget, *, split: bool) -> tuple[int, int, int] | None:
+    """A small problem that dispatch runs by our own kernel with whole, or split, K loops."""
+    for m, n, k in PROBES:
+        config = dispatcher_of().select(GemmProblem(m, n, k), budget).config
+        if config.kernel != "cublaslt" and (config.split != 1) == split:
+            return m, n, k
+    return None
+
+
+def budget_costs(counts: Sequence[int], ms: Sequence[int]) -> Iterator[Cell]:
+    """A call with another budget each time against the same one; compilations meanwhile."""
+    n, k = COUNTED_SHAPE
+    whole = current_budget()
+    wanted = [
+        Budget(count, "grid", whole.clusters) if count < whole.num_sms else whole
+        for count in counts
+    ]
+    warm = smkern.warmup(shapes=[COUNTED_SHAPE], budgets=wanted, max_m=max(ms), progress=False)
+    about: dict[str, Any] = {"budgets": len(counts), "variants": warm.variants}
+    yield cost_cell(OP, "warmup_seconds", warm.seconds, "s", **about)
+    ops = GemmOperands(n, k, max(ms), num_sets=1)
+    a, w, out = ops.sets(128)[0]
+    before = smkern.counters()
+    yield from _change_costs(a, w, out, counts)
+    calls = 0
+    for m in ms:
+        a, w, out = ops.sets(m)[0]
         for count in counts:
-            begin = time.perf_counter_ns()
             smkern.gemm(a, w, out=out, num_sms=count)
-            first.append((time.perf_counter_ns() - begin) / 1e3)
-        torch.cuda.synchronize()
-        same = host_time(lambda i: smkern.gemm(a, w, out=out, num_sms=counts[0]))
-        number = len(counts)
-        change = host_time(lambda i: smkern.gemm(a, w, out=out, num_sms=counts[i % number]))
-        cost = change.us_median - same.us_median
-        self.note("new_budget", cost, "us", TARGET_US["new_budget"], budgets=number)
-        self.note("same_budget_call", same.us_median, "us")
-        self.note("changed_budget_call", change.us_median, "us", budgets=number)
-        middle = sorted(first)[len(first) // 2]
-        self.note("first_call_of_a_budget", middle, "us", budgets=number)
+            calls += 1
+    torch.cuda.synchronize()
+    after = smkern.counters()
+    about = {"budgets": len(counts), "rows": len(ms), "calls": calls}
+    for name in ("compilations", "module_loads"):
+        grown = getattr(after, name) - getattr(before, name)
+        yield cost_cell(OP, name, grown, "count", 0, **about)
 
-    def switches(self) -> None:
-        """Entering one partition of a ladder, then another; alone, and with the SM count asked."""
-        with smkern.ladder([16, 32]) as ladder:
-            parts = [ladder.split(decode=16).prefill, ladder.split(decode=32).prefill]
 
-            def enter_and_ask(i: int) -> None:
-                with parts[i & 1]:
-                    smkern.current_num_sms()
+def _change_costs(a: Any, w: Any, out: Any, counts: Sequence[int]) -> Iterator[Cell]:
+    first = []
+    for count in counts:
+        begin = time.perf_counter_ns()
+        smkern.gemm(a, w, out=out, num_sms=count)
+        first.append((time.perf_counter_ns() - begin) / 1e3)
+    torch.cuda.synchronize()
+    same = host_time(lambda i: smkern.gemm(a, w, out=out, num_sms=counts[0]))
+    number = len(counts)
+    change = host_time(lambda i: smkern.gemm(a, w, out=out, num_sms=counts[i % number]))
+    cost = change.us_median - same.us_median
+    yield cost_cell(OP, "new_budget", cost, "us", TARGET_US["new_budget"], budgets=number)
+    yield cost_cell(OP, "same_budget_call", same.us_median, "us")
+    yield cost_cell(OP, "changed_budget_call", change.us_median, "us", budgets=number)
+    middle = sorted(first)[len(first) // 2]
+    yield cost_cell(OP, "first_call_of_a_budget", middle, "us", budgets=number)
 
-            self.note_time("switch", switch_time(parts), TARGET_US["switch"])
-            asked = host_time(enter_and_ask, drain=False)
-            self.note_time("switch_and_current_num_sms", asked, TARGET_US["switch"])
+
+def switch_costs() -> Iterator[Cell]:
+    """Entering one partition of a ladder, then another; alone, and with the SM count asked."""
+    with smkern.ladder([16, 32]) as ladder:
+        parts = [ladder.split(decode=16).prefill, ladder.split(decode=32).prefill]
+
+        def enter_and_ask(i: int) -> None:
+            with parts[i & 1]:
+                smkern.current_num_sms()
+
+        yield time_cell("switch", switch_time(parts), TARGET_US["switch"])
+        asked = host_time(enter_and_ask, drain=False)
+        yield time_cell("switch_and_current_num_sms", asked, TARGET_US["switch"])
 
 
 def _triton_call(ops: GemmOperands, m: int, num_sms: int) -> Callable[[int], None]:
@@ -190,14 +200,21 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
 def command(output: Output, *, ms: Any, budgets: Any) -> None:
     """Time what an eager call, a changed budget and another partition cost the host."""
     info = device_info()
+    parts = [
+        Part(call_costs, {"name": "eager"}, by="cublas"),
+        Part(switch_costs, {"name": "switch_and_current_num_sms"}),
+    ]
+    if not output.quick:
+        counts = budgets or even_budgets(info.num_sms, info.sm_granularity)
+        rows = ms or COUNTED_MS
+        last = {"name": "module_loads", "budgets": len(counts), "rows": len(rows)}
+        parts.append(Part(lambda: budget_costs(counts, rows), last))
     results = output.open()
-    with written(results, output, summarize):
-        costs = HostCosts(results)
-        costs.calls()
-        costs.switches()
-        if not output.quick:
-            counts = budgets or even_budgets(info.num_sms, info.sm_granularity)
-            costs.budgets(counts, ms or COUNTED_MS)
+    left = [part for part in parts if not has_cell(results.cells, part.by, part.last)]
+    # no thread that redraws the bar: host times are measured
+    with Progress(auto_refresh=False) as progress:
+        run = Run(results, output, summarize, progress)
+        run.through(left, lambda part: part.measure(), len(left))
     for cell in results.cells:
         goal = f" (at most {cell['target']})" if "target" in cell else ""
         click.echo(f"{cell['provider']:8} {cell['case']}: {cell['value']} {cell['unit']}{goal}")

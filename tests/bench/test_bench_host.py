@@ -16,7 +16,7 @@ from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
-from tests.bench.doubles import run_suite
+from tests.bench.doubles import resumed, run_suite
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +85,17 @@ def test_rows_have_values_units_and_targets(fake_gpu, tmp_path):
     assert results.summary["of"] > 4
     providers = {c["provider"] for c in results.cells if c["case"]["name"] == "eager"}
     assert providers == {"smkern", "triton", "cublas"}
+
+
+def test_a_resumed_run_measures_the_parts_that_the_file_lacks(fake_gpu, tmp_path):
+    out, options = tmp_path / "host.json", ("--ms", "1,4")
+    run_suite(host_cost.command, out, *options)
+    names = [cell["case"]["name"] for cell in load_results(out).cells]
+    calls, switches = names.index("switch"), names.index("warmup_seconds")
+    assert resumed(host_cost.command, out, calls - 1, *options) == 0
+    assert resumed(host_cost.command, out, calls + 1, *options) == calls
+    assert resumed(host_cost.command, out, len(names) - 1, *options) == switches
+    assert resumed(host_cost.command, out, len(names), *options) == len(names)
 
 
 def test_host_time_counts_calls_per_trial(cuda):
