@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 import torch
+from rich.progress import Progress
 
 from smkern.bench.http_streams import Seen, behind_front, watch_streams
-from smkern.bench.results import Results
-from smkern.bench.rows import cost_cell, target_row
+from smkern.bench.rows import Cell, cost_cell, target_row
 from smkern.bench.runtime.figures import percentile
 from smkern.bench.server_soak import soak
-from smkern.bench.suite import suite_command, written
+from smkern.bench.suite import Output, Run, suite_command
 from smkern.errors import OutOfPagesError, SmkernError
 from smkern.models import SamplingParams
 from smkern.runtime.multiplexer import Multiplexer
@@ -65,9 +65,8 @@ def prompts_of(streams: int, length: int, vocab: int) -> list[list[int]]:
 
 
 def measure(
-    results: Results, options: EngineOptions, name: str, *, streams: int, prompt: int, tokens: int,
-    rounds: int,
-) -> None:  # fmt: skip
+    options: EngineOptions, name: str, *, streams: int, prompt: int, tokens: int, rounds: int
+) -> Iterator[Cell]:
     """Rounds of both, interleaved, behind one that is not counted."""
     found: dict[str, list[Seen]] = {"in_process": [], "http": []}
     with open_runtime(options) as (mux, ready):
@@ -82,14 +81,14 @@ def measure(
         for quantile in (0.5, 0.99):
             value = median(percentile(one, quantile) for one in gaps)
             cell = cost_cell(OP, f"tbt_p{round(100 * quantile)}", value, "ms", way=way, **about)
-            results.add(cell | {"rounds": [round(percentile(one, quantile), 4) for one in gaps]})
+            yield cell | {"rounds": [round(percentile(one, quantile), 4) for one in gaps]}
     shares = [seen.cpu_s / seen.took_s for seen in found["http"]]
-    results.add(cost_cell(OP, "server_cpu", median(shares), "cores", way="http", **about))
+    yield cost_cell(OP, "server_cpu", median(shares), "cores", way="http", **about)
     per_event = [streams * tokens / seen.events for seen in found["http"]]
-    results.add(cost_cell(OP, "tokens_per_event", median(per_event), "", way="http", **about))
+    yield cost_cell(OP, "tokens_per_event", median(per_event), "", way="http", **about)
 
 
-def summarize(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
     """The rows that count."""
     p50 = {
         cell["case"]["way"]: cell["value"] for cell in cells if cell["case"]["name"] == "tbt_p50"
@@ -123,17 +122,18 @@ def _room_for(streams: int) -> Iterator[None]:
     click.option("--soak-s", type=float, default=None,
                  help="Instead: for so long have streams of which a tenth hang up."),
 )  # fmt: skip
-def command(output: Any, *, model: str, streams: int, soak_s: float | None) -> None:
+def command(output: Output, *, model: str, streams: int, soak_s: float | None) -> None:
     """Time tokens of streams over HTTP, and of the same runtime without it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = output.open()
+    run = Run(results, output, summarize, Progress())
     if soak_s is not None:
         options = EngineOptions(
             model, tbt_ms=20.0, max_running=streams, max_context=2048, num_pages=64 * streams,
             device=device,
         )  # fmt: skip
-        results = output.open()
-        with written(results, output, summarize), _room_for(streams):
-            soak(results, options, model, streams=streams, seconds=soak_s)
+        with _room_for(streams):
+            run.through([soak_s], lambda s: [soak(options, model, streams=streams, seconds=s)])
         click.echo(str(results.cells[-1]))
         return
     options = EngineOptions(
@@ -141,12 +141,10 @@ def command(output: Any, *, model: str, streams: int, soak_s: float | None) -> N
         max_context=PROMPT + TOKENS, num_pages=2 * streams * (-(-(PROMPT + TOKENS) // 16)),
         device=device,
     )  # fmt: skip
-    results = output.open()
-    with written(results, output, summarize), _room_for(streams):
-        measure(
-            results, options, model, streams=streams, prompt=PROMPT, tokens=TOKENS,
-            rounds=1 if output.quick else ROUNDS,
-        )  # fmt: skip
+    size = {"streams": streams, "prompt": PROMPT, "tokens": TOKENS}
+    rounds = 1 if output.quick else ROUNDS
+    with _room_for(streams):
+        run.through([rounds], lambda x: measure(options, model, **size, rounds=x))
     for cell in results.cells:
         click.echo(
             f"{cell['case']['way']:10} {cell['case']['name']:16} {cell['value']} {cell['unit']}"

@@ -9,7 +9,7 @@ from random import Random
 import torch
 
 from smkern.bench.http_streams import behind_front
-from smkern.bench.results import Results
+from smkern.bench.rows import Cell
 from smkern.bench.soak_streams import Soaked, Text, rss_mib, samples, watch_soak, wrong_metrics
 from smkern.models import SamplingParams
 from smkern.runtime.multiplexer import Multiplexer
@@ -21,9 +21,7 @@ LONGEST_PROMPT, LONGEST_REPLY = 512, 128
 """Tokens; at most a quarter and an eighth of the context."""
 
 
-def soak(
-    results: Results, options: EngineOptions, name: str, *, streams: int, seconds: float
-) -> None:
+def soak(options: EngineOptions, name: str, *, streams: int, seconds: float) -> Cell:
     """Have so many streams come one behind another; a cell of what was wrong, and of leaks.
 
     Tokens depend on a request alone (`batch_invariant`), so each is compared with the one that was
@@ -44,7 +42,7 @@ def soak(
         }  # fmt: skip
     case = {"model": name, "name": "soak", "streams": streams, "policy": options.policy}
     cell = {"op": "server", "case": case, "provider": "smkern", "unit": "requests"}
-    results.add(cell | {"value": float(seen.wrong), **found})
+    return cell | {"value": float(seen.wrong), **found}
 
 
 def texts_of(mux: Multiplexer, ready: Ready) -> list[Text]:

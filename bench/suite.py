@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -174,23 +173,6 @@ class Run:
         if self.results.by_key:
             self.results.save(self.output.path)
         self._saved_s = time.monotonic()
-
-
-@contextmanager
-def written(
-    results: Results, output: Output, summarize: Callable[[Sequence[Cell]], dict[str, Any]]
-) -> Iterator[dict[str, str]]:
-    """Write the file in the end, whatever happens; yields a dict that takes errors by name.
-
-    Nothing is written where nothing was measured.
-    """
-    errors: dict[str, str] = {}
-    try:
-        yield errors
-    finally:
-        results.summary = summarize(results.cells) | ({"failed": errors} if errors else {})
-        if results.by_key:
-            results.save(output.path)
 
 
 def show(results: Results, path: Path) -> None:

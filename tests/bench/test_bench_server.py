@@ -7,7 +7,6 @@ from click.testing import CliRunner
 
 from smkern.bench import server
 from smkern.bench.http_streams import Seen
-from smkern.bench.results import Results
 from smkern.bench.server_soak import soak
 from smkern.bench.soak_streams import Soaked, is_right, samples, wrong_metrics
 from smkern.bench.tables.markdown import NOT_MEASURED
@@ -55,9 +54,8 @@ def test_both_ways_serve_all_tokens() -> None:
         tiny(), policy="chunked:64", device="cpu", rungs=(), max_running=4, num_pages=64,
         max_tokens=64,
     )  # fmt: skip
-    results = Results()
-    server.measure(results, options, "tiny", streams=4, prompt=20, tokens=30, rounds=1)
-    found = {(cell["case"]["name"], cell["case"]["way"]): cell["value"] for cell in results.cells}
+    cells = server.measure(options, "tiny", streams=4, prompt=20, tokens=30, rounds=1)
+    found = {(cell["case"]["name"], cell["case"]["way"]): cell["value"] for cell in cells}
     assert {*found} == {
         ("tbt_p50", "in_process"), ("tbt_p99", "in_process"), ("tbt_p50", "http"),
         ("tbt_p99", "http"), ("server_cpu", "http"), ("tokens_per_event", "http"),
@@ -133,13 +131,11 @@ def test_streams_that_hang_up_leave_nothing() -> None:
         tiny(), policy="chunked:64", device="cpu", rungs=(), max_running=8, num_pages=1024,
         max_tokens=64,
     )  # fmt: skip
-    results = Results()
-    soak(results, options, "tiny", streams=12, seconds=1.5)
-    (cell,) = results.cells
+    cell = soak(options, "tiny", streams=12, seconds=1.5)
     assert (cell["value"], cell["wrong_metrics"], cell["is_idle"]) == (0, {}, True)
     assert cell["requests"] > 12
     assert cell["hangups"] >= 2
     assert cell["held_pages"] == [0, 0]
-    assert server.summarize(results.cells)["soak_wrong_requests"]["met"]
-    assert server_table(results.cells) == NOT_MEASURED
-    assert len(soak_table(results.cells).splitlines()) == 3
+    assert server.summarize([cell])["soak_wrong_requests"]["met"]
+    assert server_table([cell]) == NOT_MEASURED
+    assert len(soak_table([cell]).splitlines()) == 3
