@@ -90,7 +90,7 @@ def time_together(
     loads: Mapping[str, Load],
     *,
     at_least_us: float = WINDOW_US,
-    while_busy: Callable[[], None] | None = None,
+    while_busy: Callable[[], None],
 ) -> dict[str, Timing]:
     """Run the loads side by side, each on its stream, and time the calls that overlapped.
 
@@ -115,9 +115,8 @@ def time_together(
     queues = {name: _Queue(load, calls_in(window, load), opened) for name, load in loads.items()}
     while any(queue.fill(share=0.1) for queue in queues.values()):
         pass
-    if while_busy is not None:
-        time.sleep(0.6 * window / 1e6)
-        while_busy()
+    time.sleep(0.6 * window / 1e6)
+    while_busy()
     torch.cuda.synchronize()
     found = spans_inside({name: queue.marks_us(opened) for name, queue in queues.items()})
     return {name: Timing(spans) for name, spans in found.items() if spans}

@@ -20,7 +20,8 @@ L2_BYTES = 12 << 20
 """What is read again and again to measure L2, at most: its halves may hold a copy each."""
 L2_READ_BYTES = 512 << 20
 """What a launch reads from L2 in all, about."""
-STAY_NS = 20_000
+WITNESSES, STAY_NS = 512, 20_000
+"""CTAs that say on which SM they are, and how long each stays there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +157,15 @@ class Reader:
         arguments, _keep = self._reading(*l2_reading(self.shape, num_sms))
         _launch(self._kernels["stream_read"], grid, block, raw_stream, arguments)
 
-    def sms_of(self, stream: Any, ctas: int = 512) -> tuple[int, ...]:
+    def sms_of(self, stream: Any) -> tuple[int, ...]:
         """The ids of the SMs that a stream's work reaches, in order."""
         import torch
 
-        out = torch.full((ctas,), -1, dtype=torch.int32, device=torch.device("cuda", self.device))
+        where = torch.device("cuda", self.device)
+        out = torch.full((WITNESSES,), -1, dtype=torch.int32, device=where)
         torch.cuda.synchronize(self.device)
         arguments, _keep = _packed(ctypes.c_void_p(out.data_ptr()), ctypes.c_ulonglong(STAY_NS))
-        _launch(self._kernels["record_sm"], ctas, 32, stream.cuda_stream, arguments)
+        _launch(self._kernels["record_sm"], WITNESSES, 32, stream.cuda_stream, arguments)
         torch.cuda.synchronize(self.device)
         return tuple(sorted(set(out.tolist())))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
@@ -42,6 +42,8 @@ SERVED_BY = (("adaptive", FCFS), ("adaptive", "slack"), ("chunked", FCFS))
 """smkern's policies and the orders in which requests wait; vLLM serves who came first."""
 MAX_CONTEXT, KV_TOKENS = 16_384, 300_000
 """Tokens of a request, and of the caches where so many fit; all engines' alike."""
+HOW = How(seconds=30.0, precision=0.04)
+"""A goodput to 4%: a replay takes its half minute."""
 
 
 @dataclass(slots=True)
@@ -55,8 +57,6 @@ class WindowTasks:
         folder: Where recorded traces lie.
         results: Has the tries of earlier runs.
         engine: What serves; called when a task needs it, made once.
-        seconds, least: Length of a replay, and its requests at least.
-        precision: Of a goodput, as a share.
     """
 
     load: EngineLoad
@@ -65,9 +65,6 @@ class WindowTasks:
     folder: Path
     results: Results
     engine: Callable[[], Server]
-    seconds: float = 30.0
-    least: int = 600
-    precision: float = 0.04
 
     def tasks(self) -> Iterator[Task]:
         under = self._ours if self.provider in OWN else self._vllms
@@ -117,12 +114,9 @@ class WindowTasks:
         least_rps: float = 0.0, make: Callable[[], Policy] | None = None,
     ) -> Cell:  # fmt: skip
         case = Case(self.load.model, self.trace, limit_ms, order, policy)
-        how = How(
-            seconds=self.seconds, least=self.least, precision=self.precision, folder=self.folder
-        )
         found = goodput_cell(
-            case, how, spec=policy, near_rps=near_rps, least_rps=least_rps, server=self.engine(),
-            make=make,
+            case, replace(HOW, folder=self.folder), spec=policy, near_rps=near_rps,
+            least_rps=least_rps, server=self.engine(), make=make,
         )  # fmt: skip
         cell = self._case(name, limit_ms, order, policy)
         if found is None:

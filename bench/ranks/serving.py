@@ -34,7 +34,7 @@ POLICIES = ("chunked", "static_split")
 FIGURES = ("tbt_p50_ms", "tbt_p99_ms", "step_ms", "setting", "gaps", "sm_mhz", "watts", "compiled")
 
 
-def served_cells(tp: TensorParallel, plan: RuntimePlan = PLAN) -> Iterator[dict[str, Any]]:
+def served_cells(tp: TensorParallel, plan: RuntimePlan) -> Iterator[dict[str, Any]]:
     """On rank 0 each policy at its best under each limit, and what was tried for that; the others
     launch along, and give none.
 

@@ -33,6 +33,8 @@ TRACES = (*FILES, "openthoughts-like", "writing-like", "rewriting-like")
 """Of the goodput table: three that were recorded, and generated ones of long outputs."""
 FOLDER = Path("build") / "traces"
 """Where recorded traces are looked for: they are never part of the project."""
+GENERATED = 6000
+"""Requests of a generated trace."""
 
 SECONDS = 120.0
 LEAST_REQUESTS = 600
@@ -93,9 +95,9 @@ def trace_name(trace: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def trace_named(trace: str, folder: Path = FOLDER, requests: int = 6000) -> Trace:
+def trace_named(trace: str, folder: Path) -> Trace:
     """A trace by its name in tables, by a generator's, or from a path."""
-    return load_trace(folder / FILES[trace] if trace in FILES else trace, requests=requests)
+    return load_trace(folder / FILES[trace] if trace in FILES else trace, requests=GENERATED)
 
 
 def sizes_of(model: str, gpu: str = DEFAULT) -> Sizes:

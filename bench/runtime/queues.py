@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,8 +17,6 @@ SPIN_CYCLES = 4_000_000
 """About 2 ms of an SM's clock."""
 TIMEOUT_S = 0.1
 TRIES = 3
-
-Launch = Callable[[], None]
 
 
 def queue_cells(bench: SteadyBench) -> Iterator[Cell]:

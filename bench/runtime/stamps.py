@@ -55,7 +55,7 @@ class DeviceStamps:
         device: index of the GPU.
     """
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self, device: int) -> None:
         self._device = device
         self._kernel = OneThread(_PTX, "stamp", 1 + SLOTS, device)
 
