@@ -80,7 +80,7 @@ class AppendTuner(Tuner[AppendProblem, AppendConfig]):
         return [partial(launch, *op.addresses(call), *op.numbers(call)) for call in calls]
 
 
-def _tuner(cases: Sequence[AppendCase], dispatcher: Any, device: str = "cuda") -> AppendTuner:
+def _tuner(cases: Sequence[AppendCase], dispatcher: Any, device: str) -> AppendTuner:
     (case,) = cases
     return AppendTuner(dispatcher, AppendOperands(case, device))
 

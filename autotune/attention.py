@@ -137,7 +137,7 @@ class AttentionTuner(Tuner[AttentionProblem, AttentionConfig]):
         )
 
 
-def _tuner(cases: Sequence[AttentionCase], dispatcher: Any, device: str = "cuda") -> AttentionTuner:
+def _tuner(cases: Sequence[AttentionCase], dispatcher: Any, device: str) -> AttentionTuner:
     (case,) = cases
     return AttentionTuner(dispatcher, AttentionOperands(case, device))
 

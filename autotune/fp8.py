@@ -63,7 +63,7 @@ class ScaledTuner(Tuner[ScaledProblem, GemmConfig]):
     """Of the quantized operands: rounding to bf16 gives 2e-3."""
 
     def __init__(
-        self, cases: Sequence[ScaledCase], dispatcher: ScaledDispatcher, device: str = "cuda"
+        self, cases: Sequence[ScaledCase], dispatcher: ScaledDispatcher, device: str
     ) -> None:
         n, k, blocks = cases[0].operands
         self.dispatcher = dispatcher

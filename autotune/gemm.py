@@ -173,26 +173,18 @@ def best_cell(measurements: Sequence[GemmMeasurement]) -> Cell | None:
 
 
 def listed(
-    problem: GemmProblem,
-    budget: Budget,
-    profile: Profile,
-    most: int = 8,
-    *,
-    table: Table | None = None,
+    problem: GemmProblem, budget: Budget, profile: Profile, most: int = 8
 ) -> dict[GemmConfig, float]:
-    """The model's best, and for an epilogue what `table` runs today: mostly the plain GEMM's.
-
-    None given, that is the table of the profile's GPU.
-    """
+    """The model's best, and for an epilogue what the GPU's table runs today: mostly the plain
+    GEMM's."""
     constants = load_constants(profile.info.name, profile.info.capability)
     from smkern.kernels.cute.compile import serves
 
     served = partial(serves, profile.info.capability)
     found = shortlist(problem, budget, profile, constants, top=most, served=served)
     if problem.epilogue != Epilogue():
-        today = (table or _table_of(profile.info)).lookup(
-            problem, budget, False, profile.info.capability
-        )
+        table = _table_of(profile.info)
+        today = table.lookup(problem, budget, False, profile.info.capability)
         if today is not None and today.kernel in KERNELS and today not in found:
             found[today] = predict_us(problem, today, budget, profile, constants)
     return found
@@ -204,7 +196,7 @@ def _table_of(info: DeviceInfo) -> Table:
     return GEMM_FAMILY.load(profile_for(info))
 
 
-def _tuner(cases: Sequence[GemmCase], dispatcher: Dispatcher, device: str = "cuda") -> GemmTuner:
+def _tuner(cases: Sequence[GemmCase], dispatcher: Dispatcher, device: str) -> GemmTuner:
     n, k, dtype = cases[0].operands
     rows = max(case.problem.m for case in cases)
     return GemmTuner(dispatcher, GemmOperands(n, k, rows, DTYPES[dtype], device))

@@ -75,14 +75,14 @@ class MoeCase:
         return GroupedProblem(rows, m.num_experts, m.hidden, m.intermediate)
 
 
-def routed(tokens: int, model: Experts, seed: int, device: str = "cuda") -> Tensor:
+def routed(tokens: int, model: Experts, seed: int, device: str) -> Tensor:
     """[tokens, top_k] int32: different experts for each token, dealt at random."""
     generator = torch.Generator(device).manual_seed(seed)
     logits = torch.randn(tokens, model.num_experts, generator=generator, device=device)
     return logits.topk(model.top_k, 1).indices.int()
 
 
-def calls_of(case: MoeCase, device: str = "cuda") -> tuple[Operator[Any], list[Any]]:
+def calls_of(case: MoeCase, device: str) -> tuple[Operator[Any], list[Any]]:
     """The operator, and calls with results, each on rows and choices of its own.
 
     Grouped products share one model's weights, which no L2 holds.

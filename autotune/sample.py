@@ -49,7 +49,7 @@ def tuned_cases(*, rows: Sequence[int] = ROWS) -> list[SampleCase]:
     return [SampleCase(n, vocab) for vocab in VOCABS for n in rows]
 
 
-def calls_of(case: SampleCase, device: str = "cuda") -> tuple[Operator[SampleProblem], list[Any]]:
+def calls_of(case: SampleCase, device: str) -> tuple[Operator[SampleProblem], list[Any]]:
     """The operator, and calls, each on logits of its own; every eighth row is greedy."""
     generator = torch.Generator(device).manual_seed(case.rows)
     rows = torch.arange(case.rows, device=device)

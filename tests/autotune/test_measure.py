@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from smkern.autotune import measure
+from smkern.autotune import gemm, measure
 from smkern.autotune.gemm import FAMILY, GemmCase, GemmTuner, best_cell, listed
 from smkern.autotune.raw import Measurement
 from smkern.errors import ArgumentError
@@ -164,12 +164,13 @@ def test_a_kernel_of_an_extra_must_win_clearly_and_the_best_of_the_others_stays(
     assert best_cell([measured(extra, 8.0)]) is None
 
 
-def test_swiglu_is_also_measured_unfused_and_as_the_plain_gemm_runs(profile):
+def test_swiglu_is_also_measured_unfused_and_as_the_plain_gemm_runs(profile, monkeypatch):
     problem = GemmProblem(64, 28672, 4096, epilogue=Epilogue(swiglu=True))
     today = GemmConfig("ws", 64, 64, 64, 4, 7, swap=True)
     key = CellKey.of(replace(problem, epilogue=Epilogue()), PLACE.budget)
     kept = Table({}, {key: Cell(today, 10.0, today, 10.0)})
-    found = list(listed(problem, PLACE.budget, profile, table=kept))
+    monkeypatch.setattr(gemm, "_table_of", lambda info: kept)
+    found = list(listed(problem, PLACE.budget, profile))
     assert constraints.UNFUSED in found
     assert constraints.CUBLASLT not in found
     assert found[-1] == today
