@@ -147,5 +147,6 @@ def command(output: Output, *, model: str, streams: int, soak_s: float | None) -
         run.through([rounds], lambda x: measure(options, model, **size, rounds=x))
     for cell in results.cells:
         click.echo(
-            f"{cell['case']['way']:10} {cell['case']['name']:16} {cell['value']} {cell['unit']}"
+            f"{cell['case'].get('way', ''):10} {cell['case']['name']:16} {cell['value']} "
+            f"{cell['unit']}"
         )

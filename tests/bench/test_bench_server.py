@@ -7,12 +7,14 @@ from click.testing import CliRunner
 
 from smkern.bench import server
 from smkern.bench.http_streams import Seen
+from smkern.bench.rows import cost_cell
 from smkern.bench.server_soak import soak
 from smkern.bench.soak_streams import Soaked, is_right, samples, wrong_metrics
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.server import server_table, soak_table
 from smkern.errors import OutOfPagesError
 from smkern.server.model import EngineOptions
+from tests.bench.doubles import run_suite
 from tests.models.generation import tiny
 
 
@@ -41,6 +43,18 @@ def test_pages_that_do_not_fit_name_the_options_to_lower(options, monkeypatch, t
     monkeypatch.setattr(server, "soak", full)
     ran = CliRunner().invoke(server.command, ["--out", str(tmp_path / "x.json"), *options])
     assert "the pages of --streams 64 do not fit: lower it" in str(ran.exception)
+
+
+def test_a_resumed_file_may_have_a_soak(monkeypatch, tmp_path) -> None:
+    timed = cost_cell("server", "tbt_p50", 10.0, "ms", way="http")
+    monkeypatch.setattr(server, "measure", lambda *given, **more: [timed])
+    monkeypatch.setattr(server, "soak", lambda *given, **more: cost_cell("server", "soak", 0.0, ""))
+    run_suite(server.command, tmp_path / "x.json", "--soak-s", "1")
+    said = run_suite(server.command, tmp_path / "x.json", "--resume")
+    assert [line.split()[:2] for line in said.splitlines()] == [
+        ["soak", "0.0"],
+        ["http", "tbt_p50"],
+    ]
 
 
 def test_lost_tokens_are_no_result() -> None:
