@@ -84,25 +84,25 @@ class VllmTasks:
             key = cell_key(self._cell(TRY, Steps(), budget=budget))
             known = self.results.by_key.get(key)
             if known is None:
-                known = self._cell(TRY, self._tried(budget, limit_ms), budget=budget)
+                known = self._cell(TRY, self._watched(budget, limit_ms, TRY_STEPS), budget=budget)
                 yield known
             return bool(known["tbt_p99_ms"] <= limit_ms)
 
         budgets = self.load.budgets
         best = yield from last_kept(budgets, keeps)
         for budget in reversed(budgets[max(best - AROUND, 0) : best + AROUND]):
-            found = self.engine().watch(budget, self.steps)
+            found = self._watched(budget, limit_ms, self.steps)
             cell = self._cell(SERVED, found, limit=f"{limit_ms:g}ms") | {"budget": budget}
             if found.p99_ms <= limit_ms:
                 break
         yield cell
 
-    def _tried(self, budget: int, limit_ms: float) -> Steps:
-        """A try; the better of two where two steps of a hundred decide, as a pause of the host has
-        them late, too."""
-        found = self.engine().watch(budget, TRY_STEPS)
+    def _watched(self, budget: int, limit_ms: float, steps: int) -> Steps:
+        """Steps beside prompts; the better of two watches where only a few of them miss the limit,
+        as a pause of the host has them late, too."""
+        found = self.engine().watch(budget, steps)
         if found.p50_ms <= limit_ms < found.p99_ms:
-            found = min(found, self.engine().watch(budget, TRY_STEPS), key=lambda x: x.p99_ms)
+            found = min(found, self.engine().watch(budget, steps), key=lambda x: x.p99_ms)
         return found
 
     def _cell(self, name: str, found: Steps, **case: Any) -> Cell:
