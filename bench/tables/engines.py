@@ -14,6 +14,7 @@ NAMES = {
     "vllm+linear": "vLLM, + linear layers",
     "vllm-fp8": "vLLM in fp8, stock",
     "vllm-fp8+linear": "vLLM in fp8, + attention and linear layers",
+    "smkern-fp8": "smkern in fp8",
     "smkern": "smkern's `Multiplexer`",
 }
 LATE = "**"

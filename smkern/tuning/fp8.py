@@ -50,9 +50,10 @@ COPY_REGISTERS = 24
 MAX_SWAPPED_ROWS = 192
 MAX_SWAPPED_COLUMNS = 32
 """Of a swapped tile with scales of blocks."""
-LIBRARY_ROWS: dict[Scales, int] = {"matrix": 64, "row": 512}
-"""Rows above which cuBLASLt serves the whole device, by scales: on an H100 ours took 1.10 times its
-time there by matrices (58 products, 0.95 to 1.66) and 1.05 by rows (36, 0.97 to 1.15)."""
+LIBRARY_ROWS: dict[Scales, int] = {"matrix": 64, "row": 768}
+"""Rows above which cuBLASLt serves the whole device, by scales. Ours took 1.11 times its time there
+by matrices on an H100 (60 products, 0.94 to 1.64), 1.10 on an H200 (72, 0.74 to 1.56), and 1.05 and
+1.04 by rows (24 each, 0.98 to 1.15); below 0.96, 1.02 and 0.89, 0.84."""
 PLAIN = Epilogue()
 GATED = GemmConfig("ws", 128, 256, STEP, 8, 4, eager=True)
 """The kernel of gate, up and what follows: 128 columns of both, as results share their scales."""

@@ -38,7 +38,7 @@ class TracedProduct(Traced):
         self.x, self.notes = operands(self.case), Notes()
         problem, call = problem_for(self.case, self.x)
         with self.notes.compiling():
-            plan = ScaledGemmKernels(capability()).prepare(problem, config, budget)
+            plan = ScaledGemmKernels(capability(), 0).prepare(problem, config, budget)
         bound = bind_plan(plan, call, self.x.w, row_stride(self.x.out), 0)
         assert bound.launch is not None
         run = bound.launch

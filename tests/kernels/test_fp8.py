@@ -107,7 +107,7 @@ def test_every_variant_fits_by_the_rule() -> None:
 @pytest.mark.parametrize("capability", [89, 90])
 def test_the_pointer_kernel_compiles_without_bulk_copies(capability: int, tmp_path: Path) -> None:
     problem = ScaledProblem(70, 104, 1024, epilogue=FULL, kernel="pointer", scales="block")
-    for variant in ScaledGemmKernels(capability).variants(problem):
+    for variant in ScaledGemmKernels(capability, 0).variants(problem):
         artifact = variant.compile()
         code = told(artifact, tmp_path, "-sass")
         assert "UTMALDG" not in code
