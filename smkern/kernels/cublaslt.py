@@ -213,6 +213,16 @@ class CublasLtPlan:
         if code:
             _check(code, "Matmul")
 
+    def ask(self) -> None:
+        """Have the library choose for rows without gaps: what it cannot run is known before.
+
+        Raises:
+            DeviceError: it has no such scales, or no algorithm.
+        """
+        p, somewhere = self._problem, 1 << 20
+        read = somewhere * p.epilogue.bias, somewhere, somewhere
+        self._layout((p.k, p.k, p.n, p.n), self._made(read))
+
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
         static_weights: bool = False,
@@ -230,6 +240,14 @@ class CublasLtPlan:
         return launch
 
     def _desc(self, read: tuple[int, int, int]) -> _Object:
+        desc = self._made(read)
+        with self._lock:
+            if len(self._descs) >= MAX_CACHED:
+                self._descs.clear()
+            self._descs[read] = desc
+        return desc
+
+    def _made(self, read: tuple[int, int, int]) -> _Object:
         lib, kind = self._lib, "MatmulDesc"
         bias_ptr, a_scale_ptr, w_scale_ptr = read
         desc = _Object(lib, kind, c_int(_COMPUTE_32F), c_int(_R_32F))
@@ -245,10 +263,6 @@ class CublasLtPlan:
             ):  # fmt: skip
                 desc.set(lib, kind, mode_at, c_int(_SCALE_MODES[self._scales]))
                 desc.set(lib, kind, at, c_void_p(pointer))
-        with self._lock:
-            if len(self._descs) >= MAX_CACHED:
-                self._descs.clear()
-            self._descs[read] = desc
         return desc
 
     def _layout(self, key: tuple[int, int, int, int], desc: _Object) -> _Layouts:

@@ -141,6 +141,7 @@ class Operator(Generic[P]):
         dispatcher: Device index to the family's dispatcher, cached.
         numbers: What the launch takes after the addresses.
         vectors: Arguments and results whose 16-byte alignment chooses kernels.
+        watched: Tensor arguments whose alignment `problem` looks at apart from those.
         in_place: Pairs (result, argument) that may be one view.
         workspace: (problem, budget) to bytes of zeroed scratch memory; None: it needs none.
         anchor: The field that says on which device the call runs; "": the first one.
@@ -169,6 +170,7 @@ class Operator(Generic[P]):
     dispatcher: Callable[[int], Any]
     numbers: Callable[[Any], tuple[Any, ...]] = _nothing
     vectors: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
     in_place: tuple[tuple[str, str], ...] = ()
     workspace: Callable[[P, Any], int] | None = None
     anchor: str = ""

@@ -156,10 +156,11 @@ def _body(op: Operator[Any]) -> list[str]:
         found, parts = _address(op, name, name in compared)
         keyed += found
         key += parts
-    low = " | ".join(f"{name}_ptr" for name in op.vectors) or "0"
+    low, apart = (" | ".join(f"{x}_ptr" for x in names) for names in (op.vectors, op.watched))
+    key += [f"not ({apart}) & 15"] if apart else []
     key += ["num_sms.__class__", "_budget.num_sms", "_budget.confined", "_budget.clusters"]
     keyed += [
-        f"_aligned = not ({low}) & 15",
+        f"_aligned = not ({low or 0}) & 15",
         "_key = (",
         *(f"    {part}," for part in (*key, "_aligned")),
         ")",

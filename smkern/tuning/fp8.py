@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from smkern.profile import Profile
 
 Scales = Literal["matrix", "row", "mixed", "block"]
-"""One number for all of a and one for all of w; one a row of both; rows of one side alone; 1 x 128
-of a by 128 x 128 of w."""
+"""One number for all of a and one for all of w; one a row of both; rows of one side alone, or in
+vectors that begin anywhere; 1 x 128 of a by 128 x 128 of w."""
+_PLURALS = {"matrix": "matrices", "row": "rows", "mixed": "rows", "block": "blocks"}
 STEP = 64
 """`block_k` of the twin: 128 e4m3."""
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 192), (128, 256))
@@ -97,7 +98,7 @@ class ScaledProblem:
     @property
     def dtype(self) -> str:
         """What is multiplied, in words."""
-        return f"e4m3 by {'blocks' if self.blocks else 'rows'}"
+        return f"e4m3 by {_PLURALS[self.scales]}"
 
     @property
     def out_columns(self) -> int:

@@ -114,6 +114,16 @@ def test_scales_of_e4m3_are_read_where_they_lie(scales, mode):
     assert len(lib.named("MatmulDescCreate")) == 2, "addresses have descriptors of their own"
 
 
+def test_it_is_asked_before_a_launch():
+    lib = FakeLibrary()
+    made = plan(GemmProblem(64, 6144, 4096), lib, "row")
+    made.ask()
+    made.launch(16, 32, 48, 0, 0, 4096, 4096, 6144, 6144, 1 << 20, 7, 64, 80)
+    assert len(lib.named("MatmulAlgoGetHeuristic")) == 1, "of rows without gaps the answer is kept"
+    with pytest.raises(DeviceError, match="no algorithm"):
+        plan(GemmProblem(64, 6144, 4096), FakeLibrary(algorithms=0), "row").ask()
+
+
 def test_no_algorithm_is_an_error_with_a_remedy():
     with pytest.raises(DeviceError, match=r"no algorithm for 64x6144x4096.*backend="):
         launch(plan(GemmProblem(64, 6144, 4096), FakeLibrary(algorithms=0)))

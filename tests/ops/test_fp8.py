@@ -349,6 +349,8 @@ def test_an_explanation_names_kernel_and_kind():
     assert smkern.gemm_workspace_bytes(64, 6144, 4096, dtype=E4M3) >= 0
     refused("k=200: block scales", smkern.explain_gemm, m=1, n=8, k=200, dtype=E4M3, scales="block")
     refused("cannot run", smkern.explain_gemm, m=1, n=8, k=128, dtype=E4M3, backend="tma")
+    refused("scales='rows': use one of", smkern.explain_gemm, m=1, n=8, k=128, dtype=E4M3,
+            scales="rows")  # fmt: skip
 
 
 @pytest.mark.parametrize("blocks", [False, True])

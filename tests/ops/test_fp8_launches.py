@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import smkern
-from smkern.errors import ArgumentError, WarmupError
+from smkern.errors import ArgumentError, DeviceError, WarmupError
 from smkern.kernels.compile import Artifact
 from smkern.kernels.fp8 import gated_launch, gemm_compile, grouped_launch, rows_launch
 from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
@@ -163,23 +163,62 @@ def test_a_capture_loads_nothing(launched):
 
 
 class Library:
-    """cuBLASLt that notes what it is asked to launch."""
+    """cuBLASLt that notes what it is asked to launch; an `old` one has no scales of rows."""
 
-    def __init__(self):
-        self.launched = []
+    def __init__(self, old=False):
+        self.launched, self.old = [], old
 
     def plan(self, problem, budget, scales):
         def launch(*numbers):
             self.launched.append((problem, scales, numbers))
 
-        return SimpleNamespace(launch=launch, workspace_bytes=1 << 20)
+        def ask():
+            if self.old and scales == "row":
+                raise DeviceError("cublasLtMatmulDescSetAttribute(31) failed")
+
+        return SimpleNamespace(launch=launch, ask=ask, workspace_bytes=1 << 20)
+
+
+def vectors(m, n, apart=0):
+    """Scales of rows, those of a so many elements behind whole 16 bytes."""
+    room = torch.ones(m + 8)
+    first = -room.data_ptr() // 4 % 4
+    return room[first + apart :][:m], torch.ones(n)
+
+
+def test_scales_that_begin_anywhere_are_not_the_librarys(launched):
+    a, w = rows(800, 256, 256), rows(64, 256, 256)
+    dispatcher, library = gemms(), Library()
+    with patch("smkern.kernels.fp8.library_launch.library_of", lambda index: library):
+        streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: WHOLE, lambda: False)
+        workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
+        op = EagerOperator(SCALED_GEMM, -1, dispatcher, streams, workspaces)
+        with patch("smkern.ops.checks.check_capability"):
+            for apart, of_library in ((0, 1), (1, 1), (0, 2), (3, 2)):
+                op(ScaledGemm(a, w, *vectors(800, 64, apart)))
+                assert len(library.launched) == of_library, "one layout has a record for each"
+    assert len(launched) == 2
+
+
+def test_a_library_without_such_scales_gives_way(launched):
+    a, w = rows(800, 256, 256), rows(64, 256, 256)
+    call = ScaledGemm(a, w, *vectors(800, 64))
+    dispatcher, library = gemms(), Library(old=True)
+    with patch("smkern.kernels.fp8.library_launch.library_of", lambda index: library):
+        run(SCALED_GEMM, call, dispatcher, budget=WHOLE)
+        assert (len(launched), library.launched) == (1, [])
+        with pytest.raises(DeviceError, match="failed"):
+            run(SCALED_GEMM, call._replace(backend="cublaslt"), dispatcher, budget=WHOLE)
+        run(SCALED_GEMM, call._replace(a_scale=torch.ones(1), w_scale=torch.ones(1)), dispatcher,
+            budget=WHOLE)  # fmt: skip
+        assert len(library.launched) == 1, "it has those of matrices"
 
 
 @pytest.mark.parametrize(("scales", "m"), [("matrix", 80), ("row", 800)])
 def test_many_rows_on_the_whole_device_are_the_librarys(scales, m, launched):
     a, w = rows(m, 256, 272), rows(64, 256, 256)
     one = scales == "matrix"
-    a_scale, w_scale = torch.ones(1 if one else m), torch.ones(1 if one else 64)
+    a_scale, w_scale = (torch.ones(1), torch.ones(1)) if one else vectors(m, 64)
     residual = torch.zeros(m, 80).bfloat16()[:, :64]
     call = ScaledGemm(a, w, a_scale, w_scale, residual=residual)
     dispatcher, library = gemms(), Library()

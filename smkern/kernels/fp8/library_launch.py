@@ -40,8 +40,14 @@ class LibraryPlan:
 
 
 def library_plan(problem: ScaledProblem, budget: Budget, index: int) -> LibraryPlan:
-    """The plan of a problem on a device."""
+    """The plan of a problem on a device.
+
+    Raises:
+        DeviceError: there is no cuBLASLt that runs it.
+    """
     plain = GemmProblem(
         problem.m, problem.n, problem.k, problem.out_dtype, problem.epilogue, problem.aligned
     )
-    return LibraryPlan(problem, library_of(index).plan(plain, budget, problem.scales))
+    found = library_of(index).plan(plain, budget, problem.scales)
+    found.ask()
+    return LibraryPlan(problem, found)

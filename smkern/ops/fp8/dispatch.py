@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError, WarmupError
+from smkern.errors import ArgumentError, DeviceError, WarmupError
 from smkern.ops.bounded_cache import model_rows
 from smkern.ops.checks import dtype_name
 from smkern.ops.fp8.call import out_dtype_of
@@ -47,7 +47,7 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
     ) -> Any:
         """The plan of a problem by a configuration.
 
-        In a capture cuBLASLt, where it never ran, gives way to our kernels.
+        cuBLASLt gives way to our kernels where it cannot, and in a capture where it never ran.
         """
         kernels: Any = self.kernels()
         library = config == constraints.CUBLASLT
@@ -60,7 +60,12 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
                 "a kernel that is not loaded, and a graph capture cannot load one: call it once "
                 "before with as many rows in this budget, or warm up by smkern.Fp8Calls"
             )
-        return super().launch_by(config, problem, budget, False)
+        try:
+            return super().launch_by(config, problem, budget, False)
+        except DeviceError:  # no cuBLASLt, or one before 12.9, which has no scales of rows
+            if not library or problem.kernel:
+                raise
+            return self.launch(replace(problem, kernel="own"), budget, capturing=capturing)
 
 
 @cache
@@ -135,11 +140,15 @@ def problem_from(
 
 
 def scales_of(w: Tensor, a_scale: Tensor, w_scale: Tensor) -> Scales:
-    """What each scale of a product counts."""
+    """What each scale of a product counts; "row" of vectors that begin at whole 16 bytes, as
+    cuBLASLt may read several at once, and "mixed" of others."""
     if kind_of(w, w_scale) == "block":
         return "block"
-    steps = {row_step(a_scale), row_step(w_scale)}
-    return "mixed" if len(steps) == 2 else "row" if steps == {1} else "matrix"
+    steps = row_step(a_scale), row_step(w_scale)
+    if steps == (0, 0):
+        return "matrix"
+    apart = (a_scale.data_ptr() | w_scale.data_ptr()) % 16
+    return "mixed" if apart or steps != (1, 1) else "row"
 
 
 def kernel_of(backend: str | None, problem: ScaledProblem) -> str:

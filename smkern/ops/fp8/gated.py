@@ -175,6 +175,7 @@ QUANTIZED_SWIGLU: Operator[ScaledProblem] = Operator(
     reference=by_reference,
     dispatcher=fp8_dispatcher,
     vectors=("a", "w_gate_up", "gate_up", "out"),
+    watched=("a_scale", "w_scale"),
     arguments=(
         "a", "w_gate_up", "a_scale", "w_scale", "out_scale", "gate_up", "out", "scratch",
         "workspace", "stream",

@@ -40,6 +40,7 @@ SCALED_GEMM: Operator[ScaledProblem] = Operator(
     reference=by_reference,
     dispatcher=fp8_dispatcher,
     vectors=("a", "w", "bias", "residual", "out"),
+    watched=("a_scale", "w_scale"),
     in_place=(("out", "residual"),),
     arguments=LAUNCHED,
     unkeyed=("workspace", "check"),

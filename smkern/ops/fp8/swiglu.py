@@ -72,6 +72,7 @@ SCALED_SWIGLU: Operator[ScaledProblem] = Operator(
     reference=by_reference,
     dispatcher=fp8_dispatcher,
     vectors=("a", "w_gate_up", "out"),
+    watched=("a_scale", "w_scale"),
     arguments=("a", "w_gate_up", "a_scale", "w_scale", "out", "scratch", "workspace", "stream"),
     unkeyed=("workspace", "check"),
     prepare=bind,
