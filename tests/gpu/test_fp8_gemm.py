@@ -216,6 +216,18 @@ def test_cublaslt_on_the_whole_device(dtype, epilogue, kind):
         check(case, x)
 
 
+def test_scales_of_rows_that_begin_anywhere():
+    """They are not cuBLASLt's, whichever place came first."""
+    case = Case(1100, 1040, 1152, "row")
+    x = operands(case)
+    room = torch.empty(case.m + 4, device="cuda")
+    for first in (0, 1, 0, 3):
+        given = room[first : first + case.m].copy_(x.a_scale.flatten())
+        smkern.gemm(**x.given() | {"a_scale": given})
+        check(case, x)
+        x.out.fill_(math.nan)
+
+
 @pytest.mark.parametrize(("kind", "m"), [("tensor", 2048), ("row", 2048), ("tensor", 128)])
 def test_a_capture_before_the_first_call_takes_our_own(kind, m):
     case = Case(m, 1024, 2048, kind)
