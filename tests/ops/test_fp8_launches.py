@@ -31,6 +31,7 @@ from smkern.ops.fp8.rows import (
     ScaledAddRmsNorm,
     ScaledSiluAndMul,
 )
+from smkern.ops.fp8.swiglu import SCALED_SWIGLU
 from smkern.ops.fp8.warmup import librarys
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
@@ -239,6 +240,30 @@ def test_many_rows_on_the_whole_device_are_the_librarys(scales, m, launched):
     assert numbers[3:9] == (0, residual.data_ptr(), 272, 256, 64, 80)
     assert numbers[10:] == (7, a_scale.data_ptr(), w_scale.data_ptr())
     assert again[2][-2:] == numbers[-2:]
+
+
+@pytest.mark.parametrize("op", [SCALED_GEMM, SCALED_SWIGLU, QUANTIZED_SWIGLU], ids=lambda x: x.name)
+def test_what_a_capture_gets_instead_of_the_library_serves_no_call_outside_it(op, launched):
+    m, library, capturing = 800, Library(), [True]
+    more = (torch.ones(m),) if op is QUANTIZED_SWIGLU else ()
+    call = op.call(rows(m, 256, 256), rows(512, 256, 256), *vectors(m, 512), *more)
+    dispatcher = gemms()
+    dispatcher.launch(ScaledProblem(m, 512, 256, kernel="own"), WHOLE)
+    silu = SimpleNamespace(launch=lambda *choice, capturing: lambda *numbers: None)
+    streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: WHOLE, lambda: capturing[0])
+    workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 1)
+    eager = EagerOperator(op, -1, dispatcher, streams, workspaces)
+    with (
+        patch("smkern.kernels.fp8.library_launch.library_of", lambda index: library),
+        patch("smkern.ops.checks.check_capability"),
+        patch("smkern.ops.fp8.swiglu.rows_dispatcher", lambda index: silu),
+        patch("smkern.ops.fp8.gated.quant_dispatcher", lambda index: silu),
+    ):
+        eager(call)
+        assert (len(launched), len(library.launched)) == (1, 0)
+        capturing[0] = False
+        eager(call)
+        assert (len(launched), len(library.launched)) == (1, 1)
 
 
 def test_a_warmup_launches_each_choice_of_the_library():

@@ -184,6 +184,7 @@ QUANTIZED_SWIGLU: Operator[ScaledProblem] = Operator(
     prepare=bind,
     empty=filled_by(by_reference),
     check_memory=check_values,
+    kept_in_capture=False,  # see the product alone
 )  # fmt: skip
 LIBRARY = register(QUANTIZED_SWIGLU)
 quantized_swiglu = entry(QUANTIZED_SWIGLU)

@@ -78,6 +78,7 @@ SCALED_SWIGLU: Operator[ScaledProblem] = Operator(
     prepare=bind,
     empty=filled_by(by_reference),
     check_memory=check_values,
+    kept_in_capture=False,  # see the product alone
 )
 LIBRARY = register(SCALED_SWIGLU)
 scaled_swiglu = entry(SCALED_SWIGLU)
