@@ -7,7 +7,9 @@ import torch
 
 import smkern.ops
 from smkern.errors import ArgumentError, BudgetError
+from smkern.kernels.cublaslt import WORKSPACE_BYTES
 from smkern.tuning.config import Budget
+from smkern.tuning.constraints import COUNTER_BYTES
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="answers for the GPU there is")
 
@@ -57,3 +59,10 @@ def test_workspace_bytes_is_what_the_split_needs():
     needed = smkern.ops.gemm_workspace_bytes(8, 64, 16384, num_sms=132)
     assert needed >= found.workspace_bytes
     assert smkern.ops.gemm_workspace_bytes(64, 64, 64, batch_invariant=True) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_library_that_is_named_has_a_workspace(dtype):
+    """It takes aligned operands alone."""
+    named = smkern.gemm_workspace_bytes(64, 6144, 4096, dtype=dtype, backend="cublaslt")
+    assert named == COUNTER_BYTES + WORKSPACE_BYTES

@@ -58,7 +58,7 @@ def explain_product(
 
 def largest_workspace(backend: str | None, explain: Callable[[bool], Explanation]) -> int:
     """The larger workspace of aligned and other operands; `explain` takes whether they are."""
-    aligned_only = backend in ("tma", "ws", "unfused")
+    aligned_only = backend in ("tma", "ws", "cublaslt", "unfused")
     return max(explain(x).workspace_bytes for x in ([True] if aligned_only else [True, False]))
 
 
@@ -153,8 +153,8 @@ def gemm_workspace_bytes(
 ) -> int:
     """Bytes that `smkern.gemm(..., workspace=)` needs for this call, aligned or not; 0 is common.
 
-    Take the largest over the shapes and budgets that a workspace is to serve. Arguments, raises
-    and the answer without a GPU are `explain_gemm`'s.
+    Take the largest over the shapes, budgets and kinds of scales that a workspace is to serve.
+    Arguments, raises and the answer without a GPU are `explain_gemm`'s.
 
     Example:
         >>> import smkern

@@ -16,8 +16,8 @@ class Explanation:
     `source`: "table" (a tuned cell), "near" (one of the same weights, in budgets or rows beside
     these), "warmup" (the fastest of the model's best, measured by `smkern.warmup(tune=True)`),
     "model" (the cost model), "library" (cuBLASLt, on the whole device where no cell has these very
-    rows), "forced" (`backend=` named the kernel). `predicted_us` is the model's time either way,
-    the library's as if our own ran.
+    rows, or e4m3 has many), "forced" (`backend=` named the kernel). `predicted_us` is the model's
+    time either way, the library's as if our own ran.
     """
 
     problem: GemmProblem | ScaledProblem
