@@ -69,7 +69,7 @@ class ScaledProblem:
     """out [m, n] = (a [m, k] @ w [n, k]^T), scaled, in e4m3.
 
     `aligned`: a, w and out have 16-byte rows and bases. `kernel`: the one that is asked for, "own"
-    for any of ours, or "".
+    for any of ours, "model" for the cost model's whatever tables have, or "".
     """
 
     m: int
@@ -203,7 +203,7 @@ def sensible(m: int, config: GemmConfig) -> bool:
 
 def serves_ws(problem: ScaledProblem, capability: tuple[int, int]) -> bool:
     """Whether the warp-specialised kernel can run: bulk copies want 16-byte rows."""
-    return problem.aligned and capability[0] == 9 and problem.kernel in ("", "own", "ws")
+    return problem.aligned and capability[0] == 9 and problem.kernel in ("", "own", "model", "ws")
 
 
 def serves_library(problem: ScaledProblem, budget: Budget, profile: Profile) -> bool:

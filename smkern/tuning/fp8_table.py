@@ -68,7 +68,7 @@ class ScaledTable:
 
         A batch-invariant choice sees no table, so that new measurements change no bits.
         """
-        if problem.batch_invariant or problem.epilogue.swiglu:
+        if problem.batch_invariant or problem.epilogue.swiglu or problem.kernel == "model":
             return None
         if not fp8.serves_ws(problem, capability):
             return None

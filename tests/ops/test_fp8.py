@@ -375,6 +375,8 @@ def test_an_explanation_says_who_chose():
     assert smkern.explain_gemm(64, 6152, 4096, **options).source == "model"
     assert smkern.explain_gemm(64, 6144, 4096, batch_invariant=True, **options).source == "model"
     assert smkern.explain_gemm(64, 6144, 4096, backend="pointer", **options).source == "forced"
+    modelled = smkern.explain_gemm(64, 6144, 4096, backend="model", **options)
+    assert (modelled.source, modelled.config.kernel) == ("model", "ws"), "no table"
     whole = {"dtype": E4M3, "num_sms": 132, "confined": "mask"}
     many = smkern.explain_gemm(4096, 6144, 4096, **whole)
     assert (many.source, many.config.kernel) == ("library", "cublaslt")

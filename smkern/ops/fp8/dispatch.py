@@ -152,13 +152,13 @@ def scales_of(w: Tensor, a_scale: Tensor, w_scale: Tensor) -> Scales:
 
 
 def kernel_of(backend: str | None, problem: ScaledProblem) -> str:
-    """The kernel that a backend names, "own" for any of ours, or "".
+    """What a backend names, as `ScaledProblem.kernel` has it.
 
     Raises:
         ArgumentError: one that cannot run the problem.
     """
-    kernel = "" if backend is None else "own" if backend == "model" else str(backend)
-    known = kernel in ("", "own", "ws", "pointer", "cublaslt")
+    kernel = "" if backend is None else str(backend)
+    known = kernel in ("", "own", "model", "ws", "pointer", "cublaslt")
     if not known or (kernel == "ws" and not problem.aligned):
         raise ArgumentError(
             f"backend={kernel!r} cannot run {problem.m}x{problem.n}x{problem.k} in e4m3 (16-byte "

@@ -25,7 +25,7 @@ from smkern.tuning.fp8 import ScaledProblem, Scales
 
 def _source(dispatcher: ScaledDispatcher, problem: ScaledProblem, budget: Budget) -> str:
     """Where the choice comes from."""
-    if problem.kernel not in ("", "own"):
+    if problem.kernel not in ("", "own", "model"):
         return "forced"
     if dispatcher.select(problem, budget) == constraints.CUBLASLT:
         return "library"
