@@ -209,7 +209,7 @@ def serves_ws(problem: ScaledProblem, capability: tuple[int, int]) -> bool:
 def serves_library(problem: ScaledProblem, budget: Budget, profile: Profile) -> bool:
     """Whether cuBLASLt can run a problem: on sm_90, on the whole device, as its SM count is a hint.
 
-    With scales of blocks it would read those of `a` by columns, which nothing here writes.
+    With scales of blocks it would read those of `a` by columns; `quantize` writes them by rows.
     """
     info, epilogue = profile.info, problem.epilogue
     whole = budget.num_sms == info.num_sms and budget.clusters and info.capability == (9, 0)
