@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import c_void_p
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +15,7 @@ from torch import Tensor
 import smkern
 from smkern.errors import ArgumentError, DeviceError, WarmupError
 from smkern.kernels.compile import Artifact
+from smkern.kernels.cublaslt import CublasLt
 from smkern.kernels.fp8 import gated_launch, gemm_compile, grouped_launch, rows_launch
 from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
 from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
@@ -44,6 +46,7 @@ from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_grouped import ScaledGroupedProblem
 from tests.ops.fake_layer import Launched, without_driver
 from tests.ops.tensors import ints
+from tests.ops.test_cublaslt import FakeLibrary
 
 E4M3 = torch.float8_e4m3fn
 H200 = load_profile("h200")
@@ -264,6 +267,17 @@ def test_what_a_capture_gets_instead_of_the_library_serves_no_call_outside_it(op
         capturing[0] = False
         eager(call)
         assert (len(launched), len(library.launched)) == (1, 1)
+
+
+def test_the_library_is_asked_once_for_rows_without_gaps(launched):
+    """What it chose when it was asked whether it can also serves the launch."""
+    asked, binding = FakeLibrary(), object.__new__(CublasLt)
+    binding._lib, binding._handle = asked, c_void_p(1)
+    call = ScaledGemm(rows(800, 256, 256), rows(64, 256, 256), *vectors(800, 64))
+    with patch("smkern.kernels.fp8.library_launch.library_of", lambda index: binding):
+        run(SCALED_GEMM, call, gemms(), budget=WHOLE)
+    assert len(asked.named("Matmul")) == 1
+    assert len(asked.named("MatmulAlgoGetHeuristic")) == 1
 
 
 def test_a_warmup_launches_each_choice_of_the_library():
