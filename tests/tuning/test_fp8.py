@@ -106,6 +106,16 @@ def test_a_batch_invariant_choice_does_not_see_the_batch():
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "tile"),
+    [(10240, 5120, (64, 128)), (6144, 4096, (64, 128)), (24576, 4096, (128, 256))],
+)
+def test_a_batch_invariant_choice_by_blocks_serves_few_rows_too(n, k, tile):
+    problem = ScaledProblem(64, n, k, scales="block", batch_invariant=True)
+    config = fp8.choose(problem, Budget(16, "mask", True), H200)
+    assert (config.block_m, config.block_n) == tile
+
+
 def test_the_twin_moves_as_many_bytes():
     problem = ScaledProblem(64, 6144, 4096)
     assert problem.bytes_moved == 64 * 4096 + 6144 * 4096 + 2 * 64 * 6144
