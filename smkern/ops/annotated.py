@@ -16,6 +16,7 @@ import torch
 from smkern.device import Confinement
 from smkern.errors import ArgumentError
 from smkern.limits import as_flag, as_float, as_int, shown
+from smkern.tuning.fp8 import Scales
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +61,9 @@ def _check(name: str, value: Any, kind: str) -> None:
     elif kind == "Confinement":
         if not (isinstance(value, str) and value in get_args(Confinement)):
             raise ArgumentError(f"{name}={shown(value)}: use None or {get_args(Confinement)}")
+    elif kind == "Scales":
+        if not (isinstance(value, str) and value in get_args(Scales)):
+            raise ArgumentError(f"{name}={shown(value)}: use one of {get_args(Scales)}")
     elif kind in _KNOWN:
         if not isinstance(value, _KNOWN[kind]):
             raise ArgumentError(f"{name}={shown(value)}: pass a {kind}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -349,8 +351,9 @@ def test_an_explanation_names_kernel_and_kind():
     assert smkern.gemm_workspace_bytes(64, 6144, 4096, dtype=E4M3) >= 0
     refused("k=200: block scales", smkern.explain_gemm, m=1, n=8, k=200, dtype=E4M3, scales="block")
     refused("cannot run", smkern.explain_gemm, m=1, n=8, k=128, dtype=E4M3, backend="tma")
-    refused("scales='rows': use one of", smkern.explain_gemm, m=1, n=8, k=128, dtype=E4M3,
-            scales="rows")  # fmt: skip
+    for scales, dtype in product(("rows", None, np.ones(2)), (E4M3, torch.bfloat16)):
+        refused("use one of .'matrix', 'row'", smkern.explain_gemm, m=1, n=8, k=128, dtype=dtype,
+                scales=scales)  # fmt: skip
 
 
 @pytest.mark.parametrize("blocks", [False, True])
