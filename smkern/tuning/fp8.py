@@ -228,9 +228,11 @@ def is_librarys(problem: ScaledProblem, budget: Budget, profile: Profile) -> boo
     if problem.kernel == "cublaslt" and not serves:
         raise ArgumentError(
             f"backend='cublaslt' cannot run {problem.m}x{problem.n}x{problem.k} in e4m3 (scales of "
-            f"{problem.scales}, epilogue {problem.epilogue.key!r}, {budget.num_sms} SMs): it takes "
-            "scales of matrices or of rows of both, n in multiples of 16 and the whole of an sm_90 "
-            "device; leave backend at None"
+            f"{problem.scales}, epilogue {problem.epilogue.key!r}, {budget.num_sms} SMs, 16-byte "
+            f"aligned: {problem.aligned}, batch_invariant={problem.batch_invariant}): it takes "
+            "scales of matrices, or of rows of both that begin at whole 16 bytes, aligned rows, n "
+            "in multiples of 16, bias and residual alone and the whole of an sm_90 device; leave "
+            "backend at None"
         )
     if problem.kernel:
         return problem.kernel == "cublaslt"

@@ -84,14 +84,20 @@ def test_the_library_serves_many_rows_on_the_whole_device(changes, budget, is_it
 
 
 @pytest.mark.parametrize(
-    ("changes", "budget"),
-    [({"scales": "block"}, WHOLE), ({"scales": "mixed"}, WHOLE), ({"n": 6152}, WHOLE),
-     ({"epilogue": Epilogue(activation="gelu")}, WHOLE), ({}, Budget(84, "mask", True))],
+    ("changes", "budget", "named"),
+    [({"scales": "block"}, WHOLE, "scales of block"),
+     ({"scales": "mixed"}, WHOLE, "of rows of both that begin at whole 16 bytes"),
+     ({"n": 6152}, WHOLE, "6152x"),
+     ({"epilogue": Epilogue(activation="gelu")}, WHOLE, "gelu"),
+     ({"aligned": False}, WHOLE, "aligned: False"),
+     ({"batch_invariant": True}, WHOLE, "batch_invariant=True"),
+     ({}, Budget(84, "mask", True), "84 SMs")],
     ids=str,
 )  # fmt: skip
-def test_what_the_library_cannot_run_is_refused_where_it_is_asked_for(changes, budget):
+def test_what_the_library_cannot_run_is_refused_where_it_is_asked_for(changes, budget, named):
     problem = replace(MANY, kernel="cublaslt", **changes)
-    with pytest.raises(ArgumentError, match=r"backend='cublaslt' cannot run 4096x.*at None"):
+    wanted = rf"backend='cublaslt' cannot run 4096x.*{named}.*at None"
+    with pytest.raises(ArgumentError, match=wanted):
         FP8_FAMILY.config(problem, budget, H200)
 
 
