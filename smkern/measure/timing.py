@@ -231,10 +231,10 @@ def _rotated(names: Sequence[str], by: int) -> list[str]:
     return [*names[at:], *names[:at]]
 
 
-def run_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> None:
+def run_eagerly(call: Call, stream: Any) -> None:
     """Run one call on `stream` and wait: compiles, loads, and allocates library workspaces."""
     with current_stream(stream):
-        call(buffer_set)
+        call(0)
     torch.cuda.synchronize()
 
 
@@ -243,14 +243,14 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def try_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> str | None:
+def try_eagerly(call: Call, stream: Any) -> str | None:
     """`run_eagerly` that returns None on success and the error's first line on failure.
 
     cuBLAS raises where its kernels need clusters that a partition cannot launch. The error is not
     sticky, but the next launch check may report it once more; this consumes that report.
     """
     try:
-        run_eagerly(call, stream, buffer_set)
+        run_eagerly(call, stream)
     except Exception as error:  # noqa: BLE001  any error of a peer is its result
         message = first_line(error)
         _clear_last_error()

@@ -55,8 +55,8 @@ def test_a_case_that_fails_in_capture_is_left_out_or_raised(cuda):
 
 def test_an_eager_run_tells_success_from_the_error_s_first_line(cuda):
     seen = []
-    assert try_eagerly(seen.append, cuda.new_stream(), 3) is None
-    assert seen == [3]
+    assert try_eagerly(seen.append, cuda.new_stream()) is None
+    assert seen == [0]
 
     def broken(i):
         raise ValueError("no such tile\nmore")
