@@ -76,7 +76,7 @@ class OperatorTuner(Tuner[Any, Any]):
         assert problem is not None
         launch = self.dispatcher.launch_by(config, problem, place.budget, False)
         extra: tuple[int, ...] = ()
-        size = op.workspace(problem, place.budget) if op.workspace is not None else 0
+        size = op.workspace(problem) if op.workspace is not None else 0
         if size:
             if self._workspace is None or self._workspace.nbytes != size:
                 device = self.calls[0][0].device

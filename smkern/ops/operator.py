@@ -143,7 +143,7 @@ class Operator(Generic[P]):
         vectors: Arguments and results whose 16-byte alignment chooses kernels.
         watched: Tensor arguments whose alignment `problem` looks at apart from those.
         in_place: Pairs (result, argument) that may be one view.
-        workspace: (problem, budget) to bytes of zeroed scratch memory; None: it needs none.
+        workspace: problem to bytes of zeroed scratch memory; None: it needs none.
         anchor: The field that says on which device the call runs; "": the first one.
         arguments: What the launch takes, by name, instead of the usual order: tensors, "stream",
             "workspace", "scratch", "0".
@@ -172,7 +172,7 @@ class Operator(Generic[P]):
     vectors: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
     in_place: tuple[tuple[str, str], ...] = ()
-    workspace: Callable[[P, Any], int] | None = None
+    workspace: Callable[[P], int] | None = None
     anchor: str = ""
     arguments: tuple[str, ...] = ()
     unkeyed: tuple[str, ...] = ()

@@ -103,8 +103,8 @@ class EagerOperator(Generic[P]):
     def _bind(self, dispatcher: Any, call: Any, problem: P, budget: Any, capturing: bool) -> Bound:
         op = self.op
         launch = dispatcher.launch(problem, budget, capturing=capturing)
-        numbers = op.numbers(with_results(op, call, op.shapes(call), "meta"))
-        return Bound(launch, numbers, op.workspace(problem, budget) if op.workspace else 0)
+        numbers = op.numbers(with_results(op, call, op.shapes(call)))
+        return Bound(launch, numbers, op.workspace(problem) if op.workspace else 0)
 
     def refuse(self, call: Any) -> None:
         """Raise ArgumentError for a call of which not even a key could be made."""
@@ -135,10 +135,10 @@ class EagerOperator(Generic[P]):
         self.op.check_memory(call)
 
 
-def with_results(op: Operator[Any], call: Any, shapes: Shapes, device: Any = None) -> Any:
-    """The call, with the results allocated that it was not given."""
+def with_results(op: Operator[Any], call: Any, shapes: Shapes) -> Any:
+    """The call, with results that hold nothing for those that it was not given."""
     made = {
-        name: torch.empty(found[0], dtype=found[1], device=device or op.device_of(call))
+        name: torch.empty(found[0], dtype=found[1], device="meta")
         for name, found in zip(op.results, shapes, strict=True)
         if found is not None and getattr(call, name) is None
     }

@@ -23,9 +23,9 @@ NAN = float("nan")
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-def given_of(op: Any, call: Any, problem: Any, budget: Any, scratch: Tensor) -> tuple[Any, ...]:
+def given_of(op: Any, call: Any, problem: Any, scratch: Tensor) -> tuple[Any, ...]:
     """What a launch is given behind the stream; zeroed scratch memory where it needs some."""
-    room = [scratch.data_ptr()] if op.workspace and op.workspace(problem, budget) else []
+    room = [scratch.data_ptr()] if op.workspace and op.workspace(problem) else []
     return (*op.addresses(call), *room, *op.numbers(call))
 
 

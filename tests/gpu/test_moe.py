@@ -219,7 +219,7 @@ def launched(op: Any, call: Any, budgets: list[Budget]) -> list[list[Tensor]]:
             for x in op.results_of(call):
                 x.fill_(-9 if x.dtype is torch.int32 else NAN)
             run = kernels.prepare(problem, config, budget)
-            run(stream, *given_of(op, call, problem, budget, scratch))
+            run(stream, *given_of(op, call, problem, scratch))
             torch.cuda.synchronize()
             found.append([x.clone() for x in op.results_of(call)])
     return found
@@ -320,7 +320,7 @@ def chain(pdl: bool, tokens: int, side: Any = None) -> Tensor:
         dispatcher = eager_operator(op, 0).dispatcher
         config = replace(dispatcher.select(problem, budget), pdl=pdl)
         launch = dispatcher.launch_by(config, problem, budget, False)
-        runs.append((launch, given_of(op, call, problem, budget, scratch)))
+        runs.append((launch, given_of(op, call, problem, scratch)))
     torch.cuda.synchronize()
     stream = torch.cuda.current_stream().cuda_stream if side is None else side.raw_stream
     for _ in range(10):

@@ -153,7 +153,7 @@ class TracedExperts(Traced):
         with self.notes.compiling():
             self._launch = kernels(capability()).prepare(problem, config, budget)
         self._scratch = torch.zeros(1 << 22, dtype=torch.uint8, device="cuda")
-        self._given = given_of(self.op, self.call, problem, budget, self._scratch)
+        self._given = given_of(self.op, self.call, problem, self._scratch)
         self._wanted: list[torch.Tensor] = []
         self.reset()
 

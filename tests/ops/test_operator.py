@@ -176,7 +176,7 @@ def test_a_changed_tensor_has_addresses_of_its_own(device: FakeOperator) -> None
 
 
 def test_a_workspace_comes_before_the_numbers() -> None:
-    device = FakeOperator(scale(workspace=lambda problem, budget: 1024))
+    device = FakeOperator(scale(workspace=lambda problem: 1024))
     device.eager(Call(*rows()))
     (launch,) = device.kernels.launches
     assert launch[1] > 0

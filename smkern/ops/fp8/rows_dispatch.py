@@ -89,7 +89,7 @@ def bind(
     def launch(*addresses: int) -> None:
         run(*addresses, *behind)
 
-    return Bound(launch, workspace_bytes=workspace_of(problem, budget))
+    return Bound(launch, workspace_bytes=workspace_of(problem))
 
 
 def scale_steps(scale: Tensor | None, problem: QuantProblem) -> tuple[int, int]:
@@ -99,6 +99,6 @@ def scale_steps(scale: Tensor | None, problem: QuantProblem) -> tuple[int, int]:
     return (problem.width // FP8_BLOCK, 1) if scale is None else block_steps(scale)
 
 
-def workspace_of(problem: QuantProblem, budget: Budget) -> int:
+def workspace_of(problem: QuantProblem) -> int:
     """Bytes of counters: a scale of a whole matrix is found by the last CTA."""
     return COUNTER_BYTES if problem.op == "quantize" and problem.group == "tensor" else 0

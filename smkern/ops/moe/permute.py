@@ -41,7 +41,7 @@ def _numbers(call: Any) -> tuple[int, ...]:
     return row_step(call.x, hidden), row_step(call.rows, hidden)
 
 
-def _workspace(problem: PermuteProblem, budget: Any) -> int:
+def _workspace(problem: PermuteProblem) -> int:
     from smkern.kernels.moe_launch import workspace_bytes
 
     return workspace_bytes(problem)

@@ -54,7 +54,7 @@ SAMPLE: Operator[SampleProblem] = Operator(
     dispatcher=sample_dispatcher,
     vectors=("logits",),
     in_place=(("lengths", "steps"),),
-    workspace=lambda problem, budget: workspace_bytes(problem),
+    workspace=workspace_bytes,
 )
 LIBRARY = register(SAMPLE)
 _sample = entry(SAMPLE)
