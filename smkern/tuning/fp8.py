@@ -101,10 +101,6 @@ class ScaledProblem:
         return f"e4m3 by {_PLURALS[self.scales]}"
 
     @property
-    def out_columns(self) -> int:
-        return self.n
-
-    @property
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
 

@@ -104,11 +104,6 @@ class Estimate:
     flops: int
     floor_us: float
 
-    @property
-    def waves(self) -> float:
-        """Units that each worker or CTA has on average."""
-        return self.decode_units / self.workers + self.prefill_units / self.ctas
-
 
 def estimate(
     problem: AttentionProblem,
@@ -117,7 +112,6 @@ def estimate(
     profile: Profile,
     *,
     kv_lens: Sequence[int] | None = None,
-    q_lens: Sequence[int] | None = None,
 ) -> Estimate:
     """The model's estimate for `problem` run by `config` in `budget`.
 
@@ -127,11 +121,9 @@ def estimate(
         budget: SMs and what confines them.
         profile: The device's ceilings.
         kv_lens: KV lengths, repeated if too few; None takes the shape's upper bounds.
-        q_lens: Query tokens of each request; None takes `typical_lengths`.
     """
     shape = problem.shape
-    usual, kv = typical_lengths(shape, kv_lens)
-    work = count_work(shape, usual if q_lens is None else q_lens, kv)
+    work = count_work(shape, *typical_lengths(shape, kv_lens))
     known = DEFAULTS.get(config.kernel, CUDA)
     ctas = constraints.num_ctas(config, budget)
     teams = config.teams if config.kernel == "cuda" else 1
