@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from random import Random
@@ -117,7 +117,7 @@ class Cell:
         )
 
 
-def plan(room: Room, *, rungs: Sequence[int] = RUNGS, seed: int = 0) -> list[Cell]:
+def plan(room: Room, *, seed: int = 0) -> list[Cell]:
     """The cells of a profile, in the order in which they are timed.
 
     Decode steps, prompts, mixed forwards, pairs and held-out steps take turns, each from coarse to
@@ -125,7 +125,6 @@ def plan(room: Room, *, rungs: Sequence[int] = RUNGS, seed: int = 0) -> list[Cel
 
     Args:
         room: What fits.
-        rungs: Rungs to fit on; those to judge on are added.
         seed: Seed of what is drawn.
 
     Example:
@@ -135,11 +134,11 @@ def plan(room: Room, *, rungs: Sequence[int] = RUNGS, seed: int = 0) -> list[Cel
     """
     draw = Random(seed)
     kinds: list[Iterable[Cell]] = [
-        _decodes(rungs),
-        _prompts(rungs),
+        _decodes(),
+        _prompts(),
         _mixed(),
-        _pairs(room, rungs, draw),
-        _held_out(room, [*rungs, *HELD_OUT_RUNGS], draw),
+        _pairs(room, draw),
+        _held_out(room, draw),
     ]
     lists = [[cell for cell in dict.fromkeys(cells) if cell.fits(room)] for cells in kinds]
     placed = [
@@ -155,15 +154,15 @@ def all_rungs(cells: Iterable[Cell]) -> list[int]:
     return sorted({cell.rung for cell in cells if cell.rung is not None})
 
 
-def _spread(values: Sequence[int]) -> list[int]:
-    """In an order whose every beginning is spread over all: halves, quarters, and so on."""
-    bits = max(1, (len(values) - 1).bit_length())
-    order = sorted(range(len(values)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
-    return [values[i] for i in order]
+def _spread() -> list[int]:
+    """`RUNGS` in an order whose every beginning is spread over all: halves, quarters, and so on."""
+    bits = (len(RUNGS) - 1).bit_length()
+    order = sorted(range(len(RUNGS)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
+    return [RUNGS[i] for i in order]
 
 
-def _decodes(rungs: Sequence[int]) -> Iterator[Cell]:
-    places, coarse = _places(rungs)
+def _decodes() -> Iterator[Cell]:
+    places, coarse = _places()
     for batch in BATCHES[:4]:
         yield from (Cell(place, (CONTEXTS[0],) * batch) for place in places)
     # two lengths of as many rows tell attention from the rest
@@ -176,8 +175,8 @@ def _decodes(rungs: Sequence[int]) -> Iterator[Cell]:
         yield from (Cell(place, (context,) * batch) for place in places)
 
 
-def _prompts(rungs: Sequence[int]) -> Iterator[Cell]:
-    places, coarse = _places(rungs)
+def _prompts() -> Iterator[Cell]:
+    places, coarse = _places()
     cached = [Chunk(tokens, before) for tokens, before in product((512, 128, 2048), CACHED)]
     for tokens in (1024, 256):
         yield from (Cell(place, (), (Chunk(tokens),)) for place in places)
@@ -192,9 +191,9 @@ def _prompts(rungs: Sequence[int]) -> Iterator[Cell]:
     yield from (Cell(place, (), (Chunk(512),)) for place in places)
 
 
-def _places(rungs: Sequence[int]) -> tuple[list[int | None], list[int | None]]:
+def _places() -> tuple[list[int | None], list[int | None]]:
     """All places, and the coarse ones; the whole device is the first of both."""
-    places: list[int | None] = [None, *_spread(rungs)]
+    places: list[int | None] = [None, *_spread()]
     return places, [place for place in places if place is None or place in COARSE]
 
 
@@ -214,7 +213,7 @@ def _mixed() -> Iterator[Cell]:
     yield from (cell(tokens, batch, 8192) for batch, tokens in product((8, 32), (128, 512)))
 
 
-def _pairs(room: Room, rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
+def _pairs(room: Room, draw: Random) -> Iterator[Cell]:
     """Per rung some of all pairs of a decode step and a prompt, every step and prompt as often.
 
     Steps that do not fit have fewer rows: without the ones of long requests, nothing would tell
@@ -223,7 +222,7 @@ def _pairs(room: Room, rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
     steps = [(_rows_that_fit(room, *step), step[1]) for step in PAIRED_DECODES]
     both = list(product(range(len(PAIRED_DECODES)), range(len(PAIRED_PROMPTS))))
     chosen: dict[int, list[tuple[int, int]]] = {}
-    for rung in rungs:
+    for rung in RUNGS:
         rest = [pair for pair in both if pair != (0, 0)]
         draw.shuffle(rest)
         # a Latin order: the diagonal that a pair lies on, from a diagonal of the rung's own
@@ -231,7 +230,7 @@ def _pairs(room: Room, rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
         rest.sort(key=lambda pair: (pair[1] - pair[0] - start) % len(PAIRED_PROMPTS))
         chosen[rung] = [(0, 0), *rest[: PAIRS_A_RUNG - 1]]
     for index in range(PAIRS_A_RUNG):
-        for rung in _spread(rungs):
+        for rung in _spread():
             decode, prompt = chosen[rung][index]
             batch, context = steps[decode]
             yield Cell(rung, (context,) * batch, (Chunk(*PAIRED_PROMPTS[prompt]),))
@@ -245,8 +244,9 @@ def _rows_that_fit(room: Room, batch: int, context: int) -> int:
     return batch
 
 
-def _held_out(room: Room, rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
+def _held_out(room: Room, draw: Random) -> Iterator[Cell]:
     """Random steps, of requests that are not alike."""
+    rungs = (*RUNGS, *HELD_OUT_RUNGS)
     for _ in range(26):
         for kind in ("pair", "decode", "pair", "prompt", "mixed"):
             rung = draw.choice(rungs) if kind == "pair" else draw.choice([None, *rungs])
