@@ -87,7 +87,7 @@ def examine(device: int | None = None) -> Report:
         # GPUs exist, but not the requested one
         status: Status = "failed" if has_gpu() else "absent"
         findings.append(Finding("GPU", "device", status, str(error)))
-        findings.append(_works("Operators", "gemm on CPU tensors", _reference_gemm))
+        findings.append(_works("gemm on CPU tensors", _reference_gemm))
         info = smkern.load_profile().info
         findings += table_findings(info)
         findings += cache_findings()
@@ -97,7 +97,7 @@ def examine(device: int | None = None) -> Report:
     for name, options in PARTITION_BACKENDS.items():
         check = partial(_partition, info, device, options)
         findings.append(tried("Partitions", name, check))
-    findings.append(_works("Operators", "gemm in a partition", partial(_gemm, info, device)))
+    findings.append(_works("gemm in a partition", partial(_gemm, info, device)))
     findings += table_findings(info)
     findings += cache_findings()
     return Report(tuple(findings))
@@ -120,9 +120,9 @@ def _versions() -> Iterator[Finding]:
     yield Finding("Versions", cpp_build.HEADERS, "note", f"{text} ({said})")
 
 
-def _works(section: str, name: str, check: Callable[[], str]) -> Finding:
-    """The result of a check, which returns a text on success and raises on failure."""
-    return tried(section, name, lambda: ("ok", check()))
+def _works(name: str, check: Callable[[], str]) -> Finding:
+    """The result of an operator's check, which returns a text on success and raises on failure."""
+    return tried("Operators", name, lambda: ("ok", check()))
 
 
 def _asked(info: DeviceInfo, atom: int) -> int:

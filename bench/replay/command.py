@@ -290,4 +290,4 @@ def _draw(
     for picture in (*rates_pictures(cells), *limits_picture(cells)):
         yield write(picture, folder)
     if served:
-        yield draw_splits("the split over time", served[:9], folder / "replay-split.png")
+        yield draw_splits(served[:9], folder / "replay-split.png")

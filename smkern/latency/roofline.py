@@ -53,7 +53,7 @@ class Roofline:
         self._profile = profile
         self._gemms = gemms
         self._like = like
-        self._key = self._attention(Load(0, 0, 1, 1), 1)
+        self._key = next(k for k in self._kernels(Load(0, 0, 1, 1), 1) if k.name == ATTENTION)
         """Attention's costs in a layer, of one key and of one pair."""
         products = [k.product for k in self._kernels(Load(1, 0, 0, 0), 1)]
         weights = [product.n * product.k for product in products if product is not None]
@@ -123,9 +123,6 @@ class Roofline:
     ) -> tuple[Bound, ...]:
         kernels = self._kernels(Load(tokens, rows, 0, 0, ends), layers)
         return tuple(self._bound(k, num_sms) for k in kernels if k.name != ATTENTION)
-
-    def _attention(self, load: Load, layers: int) -> Kernel:
-        return next(k for k in self._kernels(load, layers) if k.name == ATTENTION)
 
     def _kernels(self, load: Load, layers: int) -> tuple[Kernel, ...]:
         return kernels_of(self._sizes, load, l2_bytes=self._profile.info.l2_bytes, layers=layers)

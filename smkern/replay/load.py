@@ -95,8 +95,8 @@ def _azure(text: str) -> Iterator[Row]:
     for row in rows:
         line = rows.line_num
         at_s = _time_s(line, row["TIMESTAMP"])
-        prompt = _count(line, "ContextTokens", row["ContextTokens"], 1)
-        output = _count(line, "GeneratedTokens", row["GeneratedTokens"], 1)
+        prompt = _count(line, "ContextTokens", row["ContextTokens"])
+        output = _count(line, "GeneratedTokens", row["GeneratedTokens"])
         yield line, Arrival(at_s, prompt, output)
 
 
@@ -111,13 +111,13 @@ def _time_s(line: int, value: Any) -> float:
         ) from None
 
 
-def _count(line: int, name: str, value: Any, least: int) -> int:
+def _count(line: int, name: str, value: Any) -> int:
     try:
         count = int(value)
     except (TypeError, ValueError):
-        count = least - 1
-    if isinstance(value, bool | float) or count < least:
-        raise _Bad(f"line {line}: {name}={value!r}: give a whole number of at least {least}")
+        count = 0
+    if isinstance(value, bool | float) or count < 1:
+        raise _Bad(f"line {line}: {name}={value!r}: give a whole number of at least 1")
     return count
 
 
@@ -137,8 +137,8 @@ def _mooncake(text: str) -> Iterator[Row]:
         at_ms = row["timestamp"]
         if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not at_ms >= 0:
             raise _Bad(f"line {line}: timestamp={at_ms!r}: give milliseconds of at least 0")
-        prompt = _count(line, "input_length", row["input_length"], 1)
-        output = _count(line, "output_length", row["output_length"], 1)
+        prompt = _count(line, "input_length", row["input_length"])
+        output = _count(line, "output_length", row["output_length"])
         yield line, Arrival(at_ms / 1e3, prompt, output, _blocks(line, row["hash_ids"], prompt))
 
 

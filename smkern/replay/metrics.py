@@ -31,10 +31,10 @@ class Spread:
     p99: float | None = None
 
     @classmethod
-    def of(cls, values: Iterable[float], scale: float = 1e3) -> Spread:
-        """Of these, times a scale: milliseconds of seconds. A percentile is one of the values, the
-        least that so many do not exceed."""
-        sample = np.fromiter(values, dtype=np.float64) * scale
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of seconds, in milliseconds. A percentile is one of the values, the least that so many do
+        not exceed."""
+        sample = np.fromiter(values, dtype=np.float64) * 1e3
         if not len(sample):
             return cls()
         p50, p90, p99 = np.percentile(sample, (50, 90, 99), method="inverted_cdf")

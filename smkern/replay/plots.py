@@ -88,7 +88,7 @@ def limits_picture(name: str, title: str, goodputs: Mapping[str, Points]) -> Pic
     return Picture(name, title, panels)
 
 
-def draw_splits(title: str, served: Sequence[Served], path: Path) -> Path:
+def draw_splits(served: Sequence[Served], path: Path) -> Path:
     """SMs of decode and requests over time, a panel a replay (Bullet Figure 20, MuxWise Figure
     18)."""
     panels = []
@@ -97,7 +97,7 @@ def draw_splits(title: str, served: Sequence[Served], path: Path) -> Path:
         tokens = _prompt_rate(one)
         prompts = curve(tokens, **look("prompt tokens/ms", COLORS[3], linewidth=1.0))
         panels.append(Panel(one.policy, [_steps(one, style), prompts], "SMs of decode", "s"))
-    return _written(Picture(path.stem, title, panels, legend=False), path)
+    return _written(Picture(path.stem, "the split over time", panels, legend=False), path)
 
 
 def _styles(panels: Iterable[Points]) -> dict[str, dict[str, Any]]:

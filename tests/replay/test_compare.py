@@ -98,7 +98,7 @@ def test_pictures(result: Comparison, tmp_path: Path) -> None:
         result.plot(tmp_path / "one.png"),
         write(rates_picture("rates", "title", points, {"TTFT": points}), tmp_path),
         write(limits_picture("limits", "title", {"a trace": points}), tmp_path),
-        draw_splits("splits", list(result.served.values()), tmp_path / "splits.png"),
+        draw_splits(list(result.served.values()), tmp_path / "splits.png"),
     ]
     assert all(path.read_bytes()[1:4] == b"PNG" for path in found)
     assert [path.name for path in found] == ["one.png", "rates.png", "limits.png", "splits.png"]

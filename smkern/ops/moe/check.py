@@ -16,9 +16,9 @@ from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K, VECTOR
 MAX_CHOICES = 2**30
 
 
-def check_table(name: str, x: Any, dtype: torch.dtype, layout: str, *, dense: bool) -> None:
+def check_table(name: str, x: Any, dtype: torch.dtype, *, dense: bool) -> None:
     """Raise ArgumentError unless x is a matrix of choices: weights or experts."""
-    checks.check_tensor(name, x, 2, layout)
+    checks.check_tensor(name, x, 2, "[tokens, top_k]")
     checks.check_inner(name, x)
     if x.dtype is not dtype:
         raise ArgumentError(f"{name} is {x.dtype}, wanted {dtype}: convert it by .to({dtype})")
@@ -94,7 +94,7 @@ def check_permuted(call: Any) -> None:
     """Raise ArgumentError for rows and choices that cannot be permuted."""
     x, experts = call.x, call.experts
     checks.check_rows("x", x, 2, "[tokens, hidden]")
-    check_table("experts", experts, torch.int32, "[tokens, top_k]", dense=True)
+    check_table("experts", experts, torch.int32, dense=True)
     if experts.shape[0] != x.shape[0]:
         raise ArgumentError(
             f"experts has shape {list(experts.shape)}, x {list(x.shape)}: one row a token is wanted"

@@ -31,7 +31,7 @@ Unpermute = call_class(
 
 def _check(call: Any) -> None:
     checks.check_rows("y", call.y, 2, "[rows, hidden]")
-    check_table("weights", call.weights, torch.float32, "[tokens, top_k]", dense=False)
+    check_table("weights", call.weights, torch.float32, dense=False)
     tokens, top_k = call.weights.shape
     check_top_k("weights.shape[1]", top_k)
     check_choices(tokens, top_k)
