@@ -12,9 +12,6 @@ class Plan(Protocol):
     @property
     def workspace_bytes(self) -> int: ...
 
-    @property
-    def launch(self) -> Callable[..., None]: ...
-
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
         static_weights: bool = False,

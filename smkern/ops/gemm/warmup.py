@@ -172,9 +172,9 @@ def launch_once(
     stream = eager.streams.current_stream(eager.index)
     needed = plan.workspace_bytes
     workspace = eager.workspaces.pointer(stream, needed) if needed else 0
-    plan.launch(
+    plan.bind(pitch, pitch, n, n)(
         a.data_ptr(), w.data_ptr(), out.data_ptr(),
         bias.data_ptr() if problem.epilogue.bias else 0,
         residual.data_ptr() if problem.epilogue.residual else 0,
-        pitch, pitch, n, n, workspace, stream,
+        workspace, stream,
     )  # fmt: skip

@@ -59,20 +59,11 @@ class UnfusedPlan:
         self._gate_up_at = constraints.gate_up_at(gemm.workspace_bytes)
         self.workspace_bytes = self._gate_up_at + constraints.gate_up_bytes(problem)
 
-    def launch(
-        self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,
-        a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        workspace_ptr: int, stream: int,
-    ) -> None:  # fmt: skip
-        """As `GemmPlan.launch`; there is no bias and no residual."""
-        run = self.bind(a_stride, w_stride, out_stride, residual_stride)
-        run(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream)
-
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
         static_weights: bool = False,
     ) -> Callable[[int, int, int, int, int, int, int], None]:  # fmt: skip
-        """As `GemmPlan.bind`."""
+        """As `GemmPlan.bind`; there is no bias and no residual."""
         gemm = self._gemm.bind(
             a_stride, w_stride, self._problem.n, 0, static_weights=static_weights
         )
