@@ -31,12 +31,12 @@ class Finding:
     detail: str
 
 
-def device_findings(info: DeviceInfo, index: int | None = None) -> Iterator[Finding]:
+def device_findings(info: DeviceInfo, index: int | None) -> Iterator[Finding]:
     """One finding each: facts, driver, ceilings, default ladder, what this architecture lacks.
 
     Args:
         info: facts of the GPU.
-        index: GPU index; the current GPU by default.
+        index: GPU index; None: the current GPU.
     """
     yield Finding("GPU", "facts", "ok", facts(info))
     yield Finding("GPU", "driver", "ok", f"{info.driver}, CUDA {info.cuda}")

@@ -130,7 +130,7 @@ CONVERSATION = (
 )
 
 
-def generated(name: str, requests: int, seed: int = 0) -> Trace:
+def generated(name: str, requests: int, seed: int) -> Trace:
     """A trace of one of `GENERATORS`, or of several joined by "+" in equal parts.
 
     Raises:

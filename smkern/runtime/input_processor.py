@@ -36,7 +36,7 @@ class InputProcessor:
         executor: Executor,
         tokenizer: Tokenizer | None,
         seeds: Random,
-        is_repeating: bool = False,
+        is_repeating: bool,
     ) -> None:
         self.reads_tokens = False
         self._is_repeating = is_repeating

@@ -101,7 +101,7 @@ def variants(
 
 
 def kernels_for(
-    problem: GemmProblem, capability: Capability, among: tuple[Kernel, ...] = AVAILABLE
+    problem: GemmProblem, capability: Capability, among: tuple[Kernel, ...]
 ) -> tuple[Kernel, ...]:
     """The kernels to consider: the pointer kernel only where no other can run.
 
@@ -149,7 +149,7 @@ def sensible_variants(
     problem: GemmProblem,
     budget: Budget,
     capability: Capability,
-    kernels: tuple[Kernel, ...] = AVAILABLE,
+    kernels: tuple[Kernel, ...],
 ) -> tuple[GemmConfig, ...]:
     """`variants` that make sense for the problem's rows and the budget's confinement."""
     return _sensible_variants(

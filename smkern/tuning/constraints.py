@@ -108,7 +108,7 @@ def _epilogue_bytes(config: GemmConfig, residual: bool) -> int:
     return 8 * 1024
 
 
-def registers(config: GemmConfig, holds_operands: bool = False) -> int:
+def registers(config: GemmConfig, holds_operands: bool) -> int:
     """Registers of one CTA: the accumulator plus at least 28 per thread.
 
     ws has four more warps for copying, compiled for the same count. Operands take twice as many as

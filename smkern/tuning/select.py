@@ -247,8 +247,8 @@ def invariant_config(
     dtype: Dtype,
     aligned: bool,
     capability: constraints.Capability,
-    kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
-    swiglu: bool = False,
+    kernels: tuple[Kernel, ...],
+    swiglu: bool,
 ) -> GemmConfig:
     """The one configuration for (n, k, dtype): the best geomean over a few rows and budgets.
 

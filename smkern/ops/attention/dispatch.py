@@ -40,7 +40,7 @@ class AttentionDispatcher:
         kernels: Callable[[], AttentionKernels],
         select: Callable[..., Any],
         violations: Violations,
-        table: Any = None,
+        table: Any,
     ) -> None:
         self.profile = profile
         self.table = table

@@ -44,7 +44,7 @@ class MixedInputs:
         activations: ActivationBuffers,
         max_tokens: int,
         max_context: int,
-        num_sms: int | None = None,
+        num_sms: int | None,
     ) -> None:
         self.max_rows = max_tokens + state.max_running
         self._max_chunks = state.max_prefill // 2  # the others are of batches by layers
