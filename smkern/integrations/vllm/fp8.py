@@ -162,8 +162,11 @@ class SmkernFp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
             layer.register_parameter("input_scale", scale)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Projections' scales become ones of rows, inputs have the largest; then warm up."""
-        if self._kind == "fp8-tensor":
+        """Projections' scales become ones of rows, inputs have the largest; then warm up.
+
+        One projection's scale stays a number where inputs have one, too: cuBLASLt takes such pairs.
+        """
+        if self._kind == "fp8-tensor" and not (self._is_static and len(layer.logical_widths) == 1):
             scale = getattr(layer, self._scale_name).data
             widths = torch.tensor(layer.logical_widths, device=scale.device)
             replace_parameter(layer, self._scale_name, scale.repeat_interleave(widths)[:, None])

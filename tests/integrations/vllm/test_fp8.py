@@ -119,6 +119,17 @@ def test_weights_stay_as_they_were_loaded(tmp_path: Path, kind: str) -> None:
     assert torch.equal(layer.weight.view(torch.uint8), parts)
 
 
+@pytest.mark.parametrize("kind", [x for x, y in CONFIGS.items() if y[1].kind == "fp8-tensor"])
+def test_one_number_a_matrix_stays_one_where_inputs_have_one(tmp_path: Path, kind: str) -> None:
+    """cuBLASLt takes one number on both sides, or a number a row on both."""
+    (said, means), tensors = CONFIGS[kind], write(tmp_path, kind)
+    for which, rows in (("o", 256), ("qkv", 512)):
+        (scale,) = (p for n, p in loaded(tensors, config_of(said), which).named_parameters()
+                    if n.startswith("weight_scale"))  # fmt: skip
+        stays = means.activations == "static" and which == "o"
+        assert scale.numel() == (1 if stays else rows)
+
+
 def test_a_bias_is_added_in_the_inputs_dtype(tmp_path: Path) -> None:
     layer = loaded(write(tmp_path, "channels"), config_of(CONFIGS["channels"][0]), "o")
     x, bias = torch.randn(3, 256).bfloat16(), torch.randn(256).bfloat16()
