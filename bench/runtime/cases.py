@@ -115,12 +115,14 @@ _QWEN3_14B = RuntimePlan(
     served_chunks=(*range(32, 513, 32), *range(576, 1025, 64), *range(1152, 2241, 128)),
     served_pages=12_000,
 )
+_QWEN3_30B = replace(
+    _QWEN3_14B, model="qwen3-30b-a3b", limits_ms=(30, 40, 60), served_ms=(40, 60),
+    served_chunks=(*range(64, 1025, 64), *range(1152, 4097, 128)), served_pages=10_400,
+)  # fmt: skip
 MORE_PLANS = (
     _QWEN3_14B,
-    replace(
-        _QWEN3_14B, model="qwen3-30b-a3b", limits_ms=(30, 40, 60), served_ms=(40, 60),
-        served_chunks=(*range(64, 1025, 64), *range(1152, 4097, 128)), served_pages=10_400,
-    ),
+    _QWEN3_30B,
+    replace(_QWEN3_30B, model="qwen3-30b-a3b-fp8"),
     replace(PLANS[0], model="qwen3-8b-fp8", limits_ms=(10, 15, 20), served_ms=(10, 15, 20)),
     replace(PLANS[1], model="qwen3-32b-fp8", limits_ms=(30, 50), served_ms=(30, 50)),
 )  # fmt: skip

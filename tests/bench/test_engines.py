@@ -16,8 +16,10 @@ from smkern.bench.engines.cases import (
     ATTENTION,
     FP8,
     FP8_LINEAR,
+    LIMITS_MS,
     LINEAR,
     OURS,
+    OWN,
     PROVIDERS,
     VLLM,
     EngineLoad,
@@ -28,6 +30,7 @@ from smkern.bench.engines.steps import Step, Steps
 from smkern.bench.engines.suite import measure_engine
 from smkern.bench.engines.tasks import TRY_STEPS, VllmTasks
 from smkern.bench.results import Results
+from smkern.bench.runtime.cases import plans_named
 from smkern.bench.runtime.search import last_kept
 from smkern.bench.suite import Output, UnknownNameError, known_names
 from smkern.bench.tables.engines import alone_table, engines_table
@@ -97,6 +100,11 @@ def test_a_budget_is_searched_and_one_that_a_longer_watch_misses_is_left(tmp_pat
     before = len(engine.seen)
     tasks(engine, results, tmp_path)  # tries are remembered
     assert [seen for seen in engine.seen[before:] if seen[1] == TRY_STEPS] == []
+
+
+def test_each_model_has_a_plan_for_smkerns_own_engines() -> None:
+    names = [model + ending for model in LIMITS_MS for ending in OWN.values()]
+    assert {plan.model for plan in plans_named(names)} == {*names}
 
 
 def test_a_missed_limit_steps_back() -> None:
