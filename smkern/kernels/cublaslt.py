@@ -202,7 +202,7 @@ class CublasLtPlan:
         """
         read = bias_ptr, a_scale_ptr, w_scale_ptr
         desc = self._descs.get(read) or self._desc(read)
-        key = (a_stride, w_stride, out_stride, residual_stride)
+        key = (a_stride, w_stride, out_stride, residual_stride if residual_ptr else 0)
         layouts = self._layouts.get(key) or self._layout(key, desc)
         code = self._lib.cublasLtMatmul(
             self._handle, desc.handle, ctypes.addressof(self._alpha), w_ptr, layouts.w.handle,
@@ -221,7 +221,7 @@ class CublasLtPlan:
         """
         p, somewhere = self._problem, 1 << 20
         read = somewhere * p.epilogue.bias, somewhere, somewhere
-        self._layout((p.k, p.k, p.n, p.n), self._made(read))
+        self._layout((p.k, p.k, p.n, p.n * p.epilogue.residual), self._made(read))
 
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,

@@ -184,8 +184,6 @@ def bind_plan(plan: Any, call: Any, w: Tensor, out_stride: int, residual_stride:
         steps = (*block_steps(call.a_scale), int(call.w_scale.stride(0)))
     else:
         steps = (row_step(call.a_scale), 0, row_step(call.w_scale))
-    # without a residual out's stands in for it, as where cuBLASLt was asked: no second answer
-    added = residual_stride or out_stride
-    strides = Strides(row_stride(call.a), row_stride(w), out_stride, added, *steps)
+    strides = Strides(row_stride(call.a), row_stride(w), out_stride, residual_stride, *steps)
     launch = plan.bind(strides, static_weights=bool(call.static_weights))
     return Bound(launch, workspace_bytes=plan.workspace_bytes)
