@@ -18,16 +18,18 @@ from smkern.ops.fp8.dispatch import (
 )
 from smkern.ops.gemm.dispatch import Explanation, workspace_bytes
 from smkern.tuning import constraints, cost_model
-from smkern.tuning.config import Budget, Epilogue
+from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.fp8 import ScaledProblem, Scales
 
 
-def _source(dispatcher: ScaledDispatcher, problem: ScaledProblem, budget: Budget) -> str:
-    """Where the choice comes from."""
+def _source(
+    dispatcher: ScaledDispatcher, problem: ScaledProblem, budget: Budget, config: GemmConfig
+) -> str:
+    """Where the choice of a configuration comes from."""
     if problem.kernel not in ("", "own", "model"):
         return "forced"
-    if dispatcher.select(problem, budget) == constraints.CUBLASLT:
+    if config == constraints.CUBLASLT:
         return "library"
     found = dispatcher.table.lookup(of_step(problem), budget, dispatcher.profile.info.capability)
     return "model" if found is None else "table"
@@ -73,7 +75,7 @@ def explain_scaled(
         problem,
         budget,
         replace(config, block_k=2 * config.block_k),
-        _source(dispatcher, problem, budget),
+        _source(dispatcher, problem, budget, config),
         predicted_us,
         0 if config.kernel == "pointer" else workspace_bytes(problem.twin, config, budget),
         tiles,

@@ -205,9 +205,10 @@ def librarys(
     budgets: Sequence[Budget],
 ) -> Iterator[Choice]:
     """Every choice of cuBLASLt, which picks a kernel for each; a capture takes none that is new."""
-    for problem, budget, rows, scales in product(kinds, budgets, steps_to(max_m), fp8.LIBRARY_ROWS):
+    plain = [problem for problem in kinds if not problem.blocks]
+    for problem, budget, rows, scales in product(plain, budgets, steps_to(max_m), fp8.LIBRARY_ROWS):
         found = replace(problem, m=rows, scales=scales)
-        if not problem.blocks and fp8.is_librarys(found, budget, dispatcher.profile):
+        if fp8.is_librarys(found, budget, dispatcher.profile):
             yield found, constraints.CUBLASLT, budget
 
 
