@@ -49,7 +49,7 @@ def ours_table(gpus: Iterable[Gpu]) -> str:
     rows = []
     for gpu in gpus:
         found = {_key(cell): cell for cell in gpu.cells}
-        for model in sorted({model for model, *_ in found}, key=_billions):
+        for model in sorted({model for model, *_ in found}, key=lambda x: (_billions(x), x)):
             cells = {name: found.get((model, name, OURS)) for name in FIGURES}
             rows.append(
                 [

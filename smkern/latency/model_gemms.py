@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smkern.device import Budget
 from smkern.latency.gemm_times import GemmTimes
 from smkern.tuning.config import Epilogue, GemmProblem
+from smkern.tuning.fp8 import PLAIN, ScaledProblem, Scales, serves_gated
 from smkern.tuning.select import GEMM_FAMILY
 
 if TYPE_CHECKING:
@@ -18,25 +20,50 @@ if TYPE_CHECKING:
 def problems_of(
     config: ModelConfig, tokens: int, batch: int, ranks: int = 1
 ) -> tuple[GemmProblem, ...]:
-    """The GEMMs of a forward of so many tokens and requests, but for those on e4m3: these compile
-    when they first run, and are few. Of a part that `ranks` GPUs share, sums are not added."""
+    """The GEMMs of a forward of so many tokens and requests, the head's first, but for those on
+    e4m3: these compile when they first run, and are few. Of a part that `ranks` GPUs share, sums
+    are not added."""
     hidden, residual = config.hidden_size, Epilogue(residual=ranks == 1)
     whole = [GemmProblem(batch, config.vocab_size // ranks, hidden)]
     if config.moe is not None:
         whole.append(GemmProblem(tokens, config.moe.num_experts, hidden))
     if config.quantization is not None:
         return tuple(whole)
-    found = [
+    whole += [
         GemmProblem(tokens, config.qkv_size, hidden, epilogue=Epilogue(bias=config.qkv_bias)),
         GemmProblem(tokens, hidden, config.q_size, epilogue=residual),
-        *whole,
     ]
     if config.moe is not None:
-        return tuple(found)
+        return tuple(whole)
     inner = config.intermediate_size
-    found.append(GemmProblem(tokens, 2 * inner, hidden, epilogue=Epilogue(swiglu=True)))
-    found.append(GemmProblem(tokens, hidden, inner, epilogue=residual))
-    return tuple(found)
+    return (
+        *whole,
+        GemmProblem(tokens, 2 * inner, hidden, epilogue=Epilogue(swiglu=True)),
+        GemmProblem(tokens, hidden, inner, epilogue=residual),
+    )
+
+
+def scaled_problems_of(
+    config: ModelConfig, tokens: int, capability: tuple[int, int]
+) -> tuple[ScaledProblem, ...]:
+    """The products on e4m3 of a layer without experts, of so many tokens; none of other models."""
+    if config.quantization is None:
+        return ()
+    hidden, inner, residual = config.hidden_size, config.intermediate_size, Epilogue(residual=True)
+    scales: Scales = "block" if config.quantization.kind == "fp8-block" else "row"
+
+    def problem(n: int, k: int, epilogue: Epilogue = PLAIN) -> ScaledProblem:
+        return ScaledProblem(tokens, n, k, epilogue=epilogue, scales=scales)
+
+    gate_up = problem(2 * inner, hidden)
+    if serves_gated(gate_up, capability):
+        gate_up = replace(gate_up, epilogue=Epilogue(swiglu=True))
+    return (
+        problem(config.qkv_size, hidden, Epilogue(bias=config.qkv_bias)),
+        problem(hidden, config.q_size, residual),
+        gate_up,
+        problem(hidden, inner, residual),
+    )
 
 
 def gemm_times(
@@ -50,21 +77,26 @@ def gemm_times(
         sms: Counts of SMs; None: every even one from 8 on, which takes some 20 s.
 
     Returns:
-        The times; None of experts and of e4m3, whose products other tables choose.
+        The times; None of experts, whose products other tables choose.
     """
-    if config.moe is not None or config.quantization is not None:
+    if config.moe is not None:
         return None
-    from smkern.ops.gemm.dispatch import offline_dispatcher  # loads torch
+    from smkern.ops.fp8 import dispatch as fp8_dispatch  # load torch
+    from smkern.ops.gemm.dispatch import offline_dispatcher
 
-    total = profile.info.num_sms
+    info = profile.info
     dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile))
+    scaled = fp8_dispatch.offline_dispatcher(profile)
 
     def us(rows: int, num_sms: int) -> tuple[float, float]:
-        budget = Budget(num_sms, "mask", clusters=2 * num_sms > total)
-        qkv, o, head, *mlp = [
+        budget = Budget(num_sms, "mask", clusters=2 * num_sms > info.num_sms)
+        head, *layer = [
             dispatcher.select(problem, budget).predicted_us
             for problem in problems_of(config, rows, min(rows, 256))
         ]
-        return qkv + o + sum(mlp), head
+        for problem in scaled_problems_of(config, rows, info.capability):
+            layer.append(scaled.predicted_us(problem, budget))
+        return sum(layer), head
 
+    total = info.num_sms
     return GemmTimes.of([*range(8, total - 6, 2), total] if sms is None else list(sms), us)

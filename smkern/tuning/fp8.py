@@ -266,14 +266,28 @@ def ranked(
             continue
         group = candidates.group_m(problem.m, variant, budget.num_sms)
         estimate = cost_model.Estimate(twin, variant, ceilings, constants, group)
-        crowded = variant.ctas_per_sm > 1 or is_wide(variant)
-        longer = CROWDED if crowded and problem.m > COLUMNS[-1] else 1.0
+        longer = over_twin(problem.m, variant)
         for split in candidates.splits(estimate.tiles, estimate.ctas, estimate.steps):
             for cap in estimate.grids(split):
                 config = replace(variant, split=split, group_m=group, max_ctas=cap)
                 if can_split(twin, config, cap or estimate.ctas):
                     us, overlap = estimate.fastest_us(split, cap)
                     yield longer * us, replace(config, overlap=overlap)
+
+
+def over_twin(m: int, config: GemmConfig) -> float:
+    """Time of a product of so many rows over its twin's."""
+    crowded = config.ctas_per_sm > 1 or is_wide(config)
+    return CROWDED if crowded and m > COLUMNS[-1] else 1.0
+
+
+def predict_us(
+    problem: ScaledProblem, config: GemmConfig, budget: Budget, profile: Profile
+) -> float:
+    """The model's time of one configuration, us."""
+    constants = load_constants(profile.info.name, profile.info.capability)
+    twin_us = cost_model.predict_us(problem.twin, config, budget, profile, constants)
+    return over_twin(problem.m, config) * twin_us
 
 
 def can_split(twin: GemmProblem, config: GemmConfig, ctas: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,12 @@ from smkern import predictor_for
 from smkern.bench.results import FOLDER
 from smkern.device import gpu_folder
 from smkern.latency import Chunk, Size, TablePredictor
-from smkern.latency.accuracy import accuracy
+from smkern.latency.accuracy import Accuracy, accuracy
+from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.profile_file import read_profile
+from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import shipped_path
-from smkern.models import ModelConfig, preset
+from smkern.models import ModelConfig, Quantization, preset
 from smkern.profile import Profile, load_profile, profile_for, scaled
 from tests import gpus
 
@@ -101,10 +102,60 @@ def test_without_a_table_here_a_models_own_elsewhere_serves(
     assert alone < found.alone_us(STEP, 132) < 1.5 * alone
 
 
-def test_in_fp8_it_is_told_from_the_same_model_in_bf16() -> None:
-    plain, small = (predictor_for(name, "h200") for name in ("qwen3-8b", "Qwen3-8B-FP8"))
-    assert small.sizes == replace(plain.sizes, linear_bytes=1)
-    assert small.alone_us(STEP, 24) < 0.9 * plain.alone_us(STEP, 24)
+def test_in_fp8_tables_in_fp8_say_more_than_ones_own_sizes_in_bf16() -> None:
+    """Of launches of Qwen3-14B in fp8 on an H100."""
+    measured = read_profile(FOLDER / H100 / "qwen3-14b-fp8.profile.jsonl")
+    assert measured.gemms is not None
+
+    def errors(name: str, gemms: GemmTimes | None) -> Accuracy:
+        table = TablePredictor.load(name, H100)
+        told = table.for_model(preset("qwen3-14b-fp8"), load_profile(H100), gemms)
+        return accuracy(told, [*measured.fitted, *measured.held_out])
+
+    found, plain = (errors(name, measured.gemms) for name in ("qwen3-8b-fp8", "qwen3-14b"))
+    rooflines = errors("qwen3-14b", None)
+    means = [x.solo["all"].mean for x in (found, plain, rooflines)]
+    assert means[0] < 0.05
+    assert means[0] < 0.6 * means[1] < 0.4 * means[2]
+    assert found.beside["decode"].mean < min(0.06, plain.beside["decode"].mean)
+
+
+@pytest.mark.parametrize(
+    ("config", "gpu", "table"),
+    [
+        (preset("qwen3-14b-fp8"), H100, None),
+        (preset("qwen3-32b-fp8"), H100, "qwen3-8b-fp8"),
+        (preset("qwen3-32b-fp8").replace(quantization=Quantization("fp8-tensor")), H100,
+         "qwen3-8b-fp8"),
+        (preset("qwen3-14b-fp8"), "h200", "qwen3-14b-fp8"),
+        (preset("qwen3-30b-a3b-fp8"), H100, "qwen3-30b-a3b"),
+        (preset("qwen3-32b"), H100, None),
+        (preset("llama-3.1-8b"), "h200", "qwen3-8b"),
+    ],
+)  # fmt: skip
+def test_whose_table_serves(
+    config: ModelConfig, gpu: str, table: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: its own; no table in fp8 is of an H200."""
+    loaded = []
+
+    def load(name: str, where: str) -> TablePredictor:
+        loaded.append((name, gpu_folder(where)))
+        return tables(name, where)
+
+    tables = TablePredictor.load
+    monkeypatch.setattr(TablePredictor, "load", load)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = predictor_for(config, gpu, sms=())
+    ((name, where),) = loaded
+    assert bool(told) == (where != gpu)
+    assert found.sizes == ModelSizes.of(config)
+    assert found.profile == load_profile(gpu)
+    if table is None:
+        assert preset(name) == config
+    else:
+        assert (name, where) == (table, H100 if table.endswith("fp8") else gpu)
 
 
 def test_a_small_model_of_ones_own() -> None:

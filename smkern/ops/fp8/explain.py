@@ -17,9 +17,8 @@ from smkern.ops.fp8.dispatch import (
     offline_dispatcher,
 )
 from smkern.ops.gemm.dispatch import Explanation, workspace_bytes
-from smkern.tuning import constraints, cost_model
+from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
-from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.fp8 import ScaledProblem, Scales
 
 
@@ -66,19 +65,15 @@ def explain_scaled(
     problem = ScaledProblem(m, n, k, "bf16", epilogue, scales, whole, batch_invariant)
     problem = replace(problem, kernel=kernel_of(backend, problem))
     config = dispatcher.select(problem, budget)
-    profile = dispatcher.profile
-    constants = load_constants(profile.info.name, profile.info.capability)
-    own = dispatcher.select(replace(problem, kernel=problem.kernel or "own"), budget)
-    predicted_us = cost_model.predict_us(problem.twin, own, budget, profile, constants)
     tiles = constraints.num_tiles(problem.twin, config)
     return Explanation(
         problem,
         budget,
         replace(config, block_k=2 * config.block_k),
         _source(dispatcher, problem, budget, config),
-        predicted_us,
+        dispatcher.predicted_us(problem, budget),
         0 if config.kernel == "pointer" else workspace_bytes(problem.twin, config, budget),
         tiles,
         tiles / constraints.num_ctas(config, budget),
-        profile.info.name,
+        dispatcher.profile.info.name,
     )
