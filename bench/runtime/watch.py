@@ -160,6 +160,13 @@ class Watched:
         return [after.begin_us - before.end_us for before, after in pairs]
 
     @property
+    def periods_us(self) -> list[float]:
+        """From a step's end to the next one's end, on the device: a gap that exceeds these is one
+        in which the host paused."""
+        pairs = (pair for window in self.steps for pair in pairwise(window))
+        return [after.end_us - before.end_us for before, after in pairs]
+
+    @property
     def late(self) -> float:
         """Share of steps that the host launched when the one before was over already."""
         pairs = [pair for window in self.steps for pair in pairwise(window)]
@@ -194,6 +201,8 @@ class Watched:
             "tokens_per_ms": round(self.prompt_tokens / self.seconds / 1e3, 3),
             "gaps": len(self.tbt_us),
             "step_ms": round(statistics.median(step_us) / 1e3, 4),
+            "step_p99_ms": round(percentile(step_us, 0.99) / 1e3, 4),
+            "period_p99_ms": round(percentile(self.periods_us, 0.99) / 1e3, 4),
             "between_us": round(statistics.median(self.gaps_us), 2),
             "keys": round(self.keys, 1),
             "seconds": round(self.seconds, 2),

@@ -57,6 +57,7 @@ def test_all_policies_are_watched_over_the_same_contexts(policy):
     figures = found.figures()
     assert 0 < figures["tbt_p50_ms"] <= figures["tbt_p99_ms"] <= figures["tbt_max_ms"]
     assert figures["tokens_per_ms"] > 0
+    assert 0 < figures["step_ms"] <= figures["step_p99_ms"]
 
 
 def test_a_load_that_is_not_served_is_an_error_and_leaves_nothing(monkeypatch):

@@ -59,6 +59,8 @@ def test_as_the_gpu_served_it(gpu: str, name: str, limit_ms: int) -> None:
     found = served(SEARCHED[name](real["setting"]), gpu=gpu).figures()
     for figure in ("tokens_per_ms", "tbt_p50_ms", "tbt_p99_ms"):
         assert found[figure] == pytest.approx(real[figure], rel=0.07)
+    # no host pauses here
+    assert found["period_p99_ms"] == pytest.approx(found["tbt_p99_ms"], rel=0.02)
 
 
 def test_adaptive_stays_with_the_split_that_it_began() -> None:
