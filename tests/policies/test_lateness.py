@@ -76,6 +76,26 @@ def test_the_aim_of_what_was_late_falls(num_sms: int, chunk: int, mode: str) -> 
     assert seen.aims == pytest.approx(expected)
 
 
+def test_no_aim_falls_for_a_pause_of_the_host() -> None:
+    """Its tokens are late all the same, but are no reason to take other ways."""
+    seen = lateness()
+    steps = [step(0, 9_000, 50), step(9_000, 18_000, 5_000, seen=40_000)]
+    seen.see([*steps, step(18_000, 27_000, 50, seen=40_000)], 132)
+    assert seen.aims == dict.fromkeys(seen.aims, 0.95)
+    assert late_tokens(seen, 5_050) == pytest.approx(5_000)
+    assert not seen.is_overdrawn
+    seen.see([step(40_000, 51_000, 5_000)], 132)
+    assert seen.aims["turns"] < 0.95, "a longer step"
+    assert seen.is_overdrawn
+
+
+@pytest.mark.parametrize("late", [500, 999])
+def test_what_launching_takes_is_no_pause(late: float) -> None:
+    seen = lateness()
+    seen.see([step(0, 9_000, 50), step(9_000, 18_600, 500, seen=18_600 + late)], 132)
+    assert seen.aims["turns"] < 0.95
+
+
 def test_the_aim_falls_by_less_while_little_is_late() -> None:
     seen = lateness(allowed=0.01)
     seen.see([step(0, 9_000, 2), step(9_000, 20_000, 2)], 132)
