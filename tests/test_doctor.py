@@ -203,7 +203,8 @@ def test_every_gpu_is_examined_to_the_end(info, fake_gpu, monkeypatch) -> None:
         measured = f"shipped, measured by smkern's authors on {info.name}"
         assert measured in found["ceilings"].detail
         assert found["step times"].status == "ok"
-        assert f"qwen3-8b for {info.name}; other models predicted" in found["step times"].detail
+        last = "qwen3-8b-fp8" if info is H100 else "qwen3-8b"
+        assert f"{last} for {info.name}; other models predicted" in found["step times"].detail
         assert re.match(r"gemm [\d,]+, gemm_fp8 [\d,]+, attention \d", found["shipped"].detail)
     else:
         assert f"scaled from {nearest(info).name}'s" in found["ceilings"].detail
@@ -288,7 +289,7 @@ def test_latency_tables_of_other_kernels_are_named(monkeypatch) -> None:
     finding = next(found for found in table_findings(H100) if found.name == "step times")
     assert finding.status == "note"
     assert "of other kernels or tables" in finding.detail
-    models = "qwen3-14b, qwen3-30b-a3b, qwen3-32b, qwen3-8b"
+    models = "qwen3-14b, qwen3-14b-fp8, qwen3-30b-a3b, qwen3-32b, qwen3-8b, qwen3-8b-fp8"
     assert f"than these: {models}, measure: smkern" in finding.detail
 
 

@@ -1,4 +1,4 @@
-"""smkern in vLLM 0.26: paged attention as the backend `CUSTOM`, linear layers by the GEMM.
+"""smkern in vLLM 0.26 and 0.33: paged attention as the backend `CUSTOM`, linear layers by the GEMM.
 
 vLLM finds `register` by the entry point `vllm.general_plugins`; nothing else is imported before
 the backend is asked for:
@@ -25,8 +25,8 @@ from logging import getLogger
 
 from smkern.errors import ConfigError
 
-VERSIONS = ("0.26",)
-"""Of vLLM, whose interface the backend implements."""
+VERSIONS = ("0.26", "0.33")
+"""Of vLLM, whose interfaces the classes implement; those between were not read."""
 BACKEND = "smkern.integrations.vllm.backend.SmkernBackend"
 NAME = "smkern"
 """Of the linear layers, as vLLM's `quantization`."""

@@ -1,4 +1,4 @@
-"""smkern's attention as a backend of vLLM 0.26; imported by vLLM when it is asked for."""
+"""smkern's attention as a backend of vLLM 0.26 and 0.33; imported by vLLM when it is asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 import vllm
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType
-from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
 import smkern
 from smkern.integrations.plans import Heads, Step
@@ -49,7 +48,7 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
         return SmkernMetadataBuilder
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
         return [*BLOCKS]
 
     @classmethod
@@ -68,11 +67,17 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """K and V of a head side by side, as vLLM's own backends have them."""
+        """K and V of a head side by side, as vLLM's own backends have them.
+
+        0.26 asks for it; later ones lay out caches of that shape as they like: all strides serve.
+        """
         return num_blocks, num_kv_heads, block_size, 2 * head_size
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """As above."""
+        from vllm.v1.attention.backends.utils import get_kv_cache_layout  # gone later
+
         return ORDERS[get_kv_cache_layout(), include_num_layers_dimension]
 
     @classmethod
@@ -87,6 +92,11 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
     def supports_batch_invariance(cls) -> bool:
         """A row's bits depend on its request alone."""
         return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Drafts that are trimmed on the device alone: not tried."""
+        return False
 
     @classmethod
     def supports_combination(

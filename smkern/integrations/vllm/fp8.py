@@ -1,4 +1,4 @@
-"""fp8 checkpoints in vLLM 0.26: its own configs of them, whose linear layers smkern multiplies.
+"""fp8 checkpoints in vLLM: its own configs of them, whose linear layers smkern multiplies.
 
 Weights and scales stay as they are loaded: nothing is quantised anew, transposed or padded.
 """

@@ -1,4 +1,4 @@
-"""smkern's GEMM as linear layers of vLLM 0.26, in bf16 and fp16."""
+"""smkern's GEMM as linear layers of vLLM, in bf16 and fp16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quantization="smkern"` of vLLM 0.26: linear layers by smkern, in the checkpoint's dtype."""
+"""`quantization="smkern"` of vLLM: linear layers by smkern, in the checkpoint's dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of vLLM 0.26 smkern's linear layers are written against: its own by their signatures."""
+"""What of vLLM smkern's linear layers are written against: its own by their signatures."""
 
 from __future__ import annotations
 

@@ -49,6 +49,19 @@ def test_chunks_and_steps_are_attention_by_hand(backend, options, layout, monkey
         assert_close(worker.step(new))
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
+@pytest.mark.parametrize("options", [{}, {"window": 20, "cache_dtype": "fp8"}], ids=str)
+def test_caches_of_0_33_lie_as_vllm_likes(order, options) -> None:
+    with stubs.stubbed("0.33.0"):
+        found = import_module("smkern.integrations.vllm.backend")
+        assert found.SmkernBackend.get_supported_kernel_block_sizes(SimpleNamespace())
+        assert not found.SmkernBackend.supports_device_cpu_query_lens_mismatch()
+        worker = Worker(found, order=order, **options)
+        for new in ({0: 37}, {0: 20, 1: 5}, {1: 1, 0: 1, 2: 33}):
+            assert_close(worker.step(new))
+        assert_close(worker.step({0: 1, 1: 1}, capture=True))
+
+
 def test_random_steps_with_rows_of_padding(backend: Any) -> None:
     random, worker = Random(3), Worker(backend, seed=3)
     lengths = dict.fromkeys(range(4), 0)
@@ -192,7 +205,7 @@ def test_a_vllm_without_the_registry_starts_and_its_log_says_so(caplog) -> None:
     assert "smkern is not registered: it is written for vLLM 0.26" in caplog.text
 
 
-@pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "0.260", "1.0"])
+@pytest.mark.parametrize("version", ["0.25.1", "0.27.0", "0.34.0", "0.260", "1.0"])
 def test_another_vllm_is_refused_where_the_backend_is_asked_for(version: str) -> None:
     with stubs.stubbed(version):
         ours.register()

@@ -24,6 +24,7 @@ class Worker:
         context: Tokens of a request, at most.
         blocks: Of the cache; requests hold some anywhere in it, never the first.
         requests: How many there can be.
+        order: How a cache's dimensions lie in memory, outermost first; empty: as the backend says.
     """
 
     backend: Any
@@ -41,6 +42,7 @@ class Worker:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     seed: int = 0
+    order: tuple[int, ...] = ()
     seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,7 +67,7 @@ class Worker:
     def _poisoned(self) -> Tensor:
         found = self.backend.SmkernBackend
         shape = found.get_kv_cache_shape(self.blocks, self.block, self.kv_heads, self.head_dim)
-        order = found.get_kv_cache_stride_order()
+        order = self.order or found.get_kv_cache_stride_order()
         size = [shape[i] for i in order]
         lying = torch.full(size, float("nan"), dtype=self.dtype, device=self.device)
         if self.impl.is_fp8:
