@@ -14,7 +14,7 @@ A family declares an `Operator` for each of its operators, registers it and make
         vectors=("x", "out"),              # their addresses decide `aligned`
     )
     LIBRARY = register(SCALE)              # operator_library.py: torch.ops.smkern.scale, scale_out
-    _scale = entry(SCALE)                  # operator_run.py
+    _scale = entry(SCALE)                  # past torch's dispatcher where nothing needs it
 
     def scale(x, *, by=1.0, out=None, num_sms=None):
         # the public docstring

@@ -1,4 +1,5 @@
-"""Declared operators in torch.library: for torch.compile, fake tensors, modes.
+"""Both ways into a declared operator: torch.library, for torch.compile, fake tensors and modes, and
+past torch's dispatcher wherever nothing needs it.
 
 An operator without results is registered once; others twice, functional and `_out`; one whose
 result may be its anchor under a name of its own (`Operator.in_place_name`) a third time.
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from smkern.ops.aliasing import same_view
+from smkern.ops.checks import as_num_sms
 from smkern.ops.operator import Operator
 from smkern.ops.operator_autograd import autograd_kernel
-from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_check import check_kinds, check_operator
 from smkern.ops.operator_eager import run_here, states_of
-from smkern.ops.operator_source import library_function
+from smkern.ops.operator_source import PLAIN, entry_function, library_function
 
 NAMESPACE = "smkern"
 """`torch.ops.smkern`."""
@@ -54,6 +56,30 @@ def register(*ops: Operator[Any]) -> torch.library.Library:
         if op.in_place_name:
             _define(library, op, _in_place_schema(op), in_place=op.results[0])
     return library
+
+
+def entry(op: Operator[Any]) -> Callable[..., Any]:
+    """What runs a call, given its fields in order."""
+    return entry_function(op, states_of(op), run)
+
+
+def run(op: Operator[Any], call: Any) -> Any:
+    """Directly where plain tensors meet no mode, else by torch's dispatcher."""
+    if not torch.compiler.is_compiling():
+        check_kinds(op, call)
+        plain = all(getattr(call, name.partition(".")[0]).__class__ in PLAIN for name in op.tensors)
+        if (
+            (plain or op.parts)
+            and not torch._C._len_torch_dispatch_stack()
+            and torch._C._functorch.peek_interpreter_stack() is None
+            and op.device_of(call).type in ("cuda", "cpu")
+        ):
+            return run_here(op, call)
+        if _is_static(op, call):
+            check_operator(op, call)
+        if call.num_sms is not None:
+            as_num_sms(call.num_sms)
+    return through_library(op, call)
 
 
 def schema_of(op: Operator[Any], *, returns: bool) -> str:
@@ -145,10 +171,10 @@ def _fake(op: Operator[Any], call: Any) -> Any:
 
 def _checked(op: Operator[Any], call: Any) -> Any:
     """The results' shapes; symbolic sizes are held to nothing here, they are checked in the run."""
-    return check_operator(op, call) if is_static(op, call) else op.shapes(call)
+    return check_operator(op, call) if _is_static(op, call) else op.shapes(call)
 
 
-def is_static(op: Operator[Any], call: Any) -> bool:
+def _is_static(op: Operator[Any], call: Any) -> bool:
     """Whether all sizes of a call's tensors are plain numbers."""
     tensors = [x for x in (op.tensor_of(call, name) for name in op.tensors) if x is not None]
     return all(type(n) is int for x in tensors for n in (*x.shape, *x.stride()))

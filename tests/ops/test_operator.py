@@ -10,8 +10,7 @@ import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
 from smkern.ops.operator_eager import run_on_cpu
-from smkern.ops.operator_library import register, schema_of, through_library
-from smkern.ops.operator_run import run
+from smkern.ops.operator_library import register, run, schema_of, through_library
 from smkern.ops.operator_warmup import joined, work_of
 from smkern.ops.warming import Target
 from smkern.tuning.config import Budget

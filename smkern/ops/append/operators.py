@@ -10,8 +10,7 @@ from smkern.ops.append.call import VECTORS, Call, check_append, check_call, numb
 from smkern.ops.append.check import check_memory
 from smkern.ops.append.dispatch import append_dispatcher
 from smkern.ops.operator import Operator
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import append as reference
 from smkern.tuning.append import AppendProblem
 

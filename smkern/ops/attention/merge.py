@@ -14,8 +14,7 @@ from smkern.kernels.attention.args import MergeProblem
 from smkern.ops import checks
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import attention as reference
 
 MAX_HEAD_DIM = 1024

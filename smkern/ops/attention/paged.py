@@ -30,7 +30,7 @@ from smkern.ops.checks import as_flag
 from smkern.ops.fp8.scales import check_fp8_capability
 from smkern.ops.operator import Bound, Operator, Part
 from smkern.ops.operator_eager import run_here
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry
 from smkern.ops.reference import attention as reference
 from smkern.tuning.attention.shapes import AttentionProblem, Budget
 

@@ -21,8 +21,7 @@ from smkern.ops.fp8.scales import block_steps, check_values
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.gemm.checks import check_matrix
 from smkern.ops.operator import Bound, Operator, Shapes, filled_by
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import fp8 as reference
 from smkern.ops.reference.rows import silu_and_mul
 from smkern.tuning import fp8

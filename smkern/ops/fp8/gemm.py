@@ -11,8 +11,7 @@ from smkern.ops.fp8.call import given_scales as given_scales
 from smkern.ops.fp8.dispatch import bind_gemm, fp8_dispatcher, problem_of
 from smkern.ops.fp8.scales import check_values
 from smkern.ops.operator import Operator, filled_by
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import gemm as reference
 from smkern.ops.reference.fp8 import dequantize
 from smkern.tuning.fp8 import ScaledProblem

@@ -27,8 +27,7 @@ from smkern.ops.gemm.checks import check_matrix
 from smkern.ops.moe.check import check_expert_weights, check_offsets
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import moe as reference
 from smkern.ops.reference.fp8 import dequantize
 from smkern.tuning.fp8_grouped import ScaledGroupedProblem, selector

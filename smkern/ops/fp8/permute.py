@@ -14,8 +14,7 @@ from smkern.ops.fp8.rows_dispatch import quant_dispatcher, scale_steps, step_of
 from smkern.ops.moe.check import check_permuted, permuted_shapes
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.operator import Bound, Operator, call_class
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import fp8 as reference
 from smkern.ops.reference import moe as moe_reference
 from smkern.tuning.fp8_rows import Budget, QuantProblem

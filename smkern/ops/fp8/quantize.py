@@ -15,8 +15,7 @@ from smkern.ops.fp8.rows_dispatch import bind, quant_dispatcher, scale_steps, wo
 from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
 from smkern.ops.moe.check import results_of
 from smkern.ops.operator import Bound, Operator, Shapes, call_class
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import fp8 as reference
 from smkern.tuning.fp8_rows import Budget, QuantProblem
 

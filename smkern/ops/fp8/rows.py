@@ -18,8 +18,7 @@ from smkern.ops.fp8.rows_dispatch import bind, quant_dispatcher, scale_steps
 from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
 from smkern.ops.fp8.scales import check_block_scale
 from smkern.ops.operator import Bound, Operator, Shapes, call_class
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import fp8 as reference
 from smkern.ops.reference import rows as rows_reference
 from smkern.ops.rows.call import check_norm, check_silu

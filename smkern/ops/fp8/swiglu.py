@@ -12,8 +12,7 @@ from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher,
 from smkern.ops.fp8.scales import check_values
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.operator import Bound, Operator, filled_by
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import swiglu as reference
 from smkern.ops.reference.fp8 import dequantize
 from smkern.ops.rows.dispatch import rows_dispatcher

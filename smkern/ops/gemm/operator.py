@@ -11,8 +11,7 @@ from smkern.ops.fp8 import gemm as fp8
 from smkern.ops.gemm.call import LAUNCHED, Gemm, bind, check_gemm, problem_of, shapes_of
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.operator import Operator, filled_by
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import gemm as reference
 from smkern.tuning.config import GemmProblem
 

@@ -13,8 +13,7 @@ from smkern.ops.fp8 import grouped as fp8
 from smkern.ops.moe.check import check_expert_weights, check_offsets, gpu_dtype, row_step, whole
 from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import moe as reference
 from smkern.tuning.grouped import GROUPED_FAMILY, GroupedConfig, GroupedProblem
 from smkern.tuning.moe import VECTOR

@@ -19,8 +19,7 @@ from smkern.ops.moe.check import (
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.operator import Operator, call_class
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import PermuteProblem
 

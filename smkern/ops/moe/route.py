@@ -11,8 +11,7 @@ from smkern.ops import checks
 from smkern.ops.moe.check import check_choices, check_experts, check_top_k, results_of
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.operator import Operator, Shapes, call_class
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import TopkProblem
 

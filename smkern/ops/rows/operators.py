@@ -8,8 +8,7 @@ from torch import Tensor
 
 from smkern.ops.fp8 import rows as fp8
 from smkern.ops.operator import Operator
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import rows as reference
 from smkern.ops.rows.call import (
     AddRmsNorm,

@@ -12,8 +12,7 @@ from smkern.ops.checks import as_flag
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_kinds, check_operator
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import sample as reference
 from smkern.ops.sample.call import Sample, check_sample, choices_of, numbers_of, problem_of
 from smkern.ops.sample.check import check_memory

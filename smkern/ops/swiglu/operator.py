@@ -15,8 +15,7 @@ from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
 from smkern.ops.gemm.checks import check_dtypes, check_gated_product, check_matrix
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.operator import Operator, Shapes, call_class, filled_by
-from smkern.ops.operator_library import register
-from smkern.ops.operator_run import entry
+from smkern.ops.operator_library import entry, register
 from smkern.ops.reference import swiglu as reference
 from smkern.tuning.config import Epilogue, GemmProblem
 
