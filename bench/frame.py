@@ -110,8 +110,6 @@ class Rounds:
     """Measures groups.
 
     Args:
-        partitions: where.
-        profile: the device's ceilings.
         meter: reads clock and power while the device is busy.
     """
 

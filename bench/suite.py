@@ -131,7 +131,6 @@ class Run:
     Where nothing was measured, nothing is written.
 
     Args:
-        results: gets the cells.
         output: where they are written, and until when to measure.
         summarize: the file's summary, of its cells.
         progress: shows how far it is.

@@ -22,10 +22,8 @@ def beside_cell(case: AttentionCase, call: Call, place: Place, other: Place) -> 
     """A decode step and the reader at `place`, by turns, while products run at `other`.
 
     Args:
-        case: the step.
         call: our attention, planned for `place`.
         place: the decode side.
-        other: its complement.
 
     Returns:
         A cell; `fraction_of_beside_floor` is the step's bandwidth over the reader's.

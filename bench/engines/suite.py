@@ -35,10 +35,6 @@ def measure_engine(
     """Measure what the file lacks of one engine; how many tasks are left.
 
     Args:
-        provider: Who serves.
-        load: What it serves.
-        results: Gets the cells.
-        output: Where they are written, and until when to measure.
         steps: Of a figure.
         window: A trace and the folder of recorded ones: its goodput is measured instead.
         turns: Those of engines beside it, which it takes its own among.

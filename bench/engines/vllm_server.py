@@ -92,7 +92,6 @@ class Requests:
     """What a replay asks of a runtime, on vLLM.
 
     Args:
-        vllm: Serves.
         now_us: The clock of arrivals.
     """
 

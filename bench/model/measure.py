@@ -46,8 +46,6 @@ class Measurer:
     """Measures one model in places.
 
     Args:
-        model: on the device.
-        profile: the device's ceilings.
         meter: reads clock and power while the device is busy.
         rounds: windows in which a step alone is timed.
     """
@@ -112,8 +110,6 @@ class Measurer:
         """The prompt alone, and its GEMMs by themselves in between.
 
         Args:
-            case: the prompt.
-            place: where.
             chip_per_sm: the whole chip's TFLOP/s an SM in this run.
         """
         step = planned(self.model.prefill_step(), place)

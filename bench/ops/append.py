@@ -159,7 +159,6 @@ class AppendBench(Bench[AppendCase]):
     """smkern, FlashInfer's kernels in turn and torch on one case.
 
     Args:
-        ops: the operands.
         flashinfer: its module, or None.
         names: the peers that take part.
     """

@@ -24,7 +24,6 @@ class RankGroup:
     """The ranks of a run.
 
     Args:
-        tp: The ranks.
         partitions: Where this rank's GPU measures.
     """
 

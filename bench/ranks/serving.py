@@ -37,10 +37,6 @@ FIGURES = ("tbt_p50_ms", "tbt_p99_ms", "step_ms", "setting", "gaps", "sm_mhz", "
 def served_cells(tp: TensorParallel, plan: RuntimePlan) -> Iterator[dict[str, Any]]:
     """On rank 0 each policy at its best under each limit, and what was tried for that; the others
     launch along, and give none.
-
-    Args:
-        tp: The ranks.
-        plan: The model, its limits, rungs and chunks.
     """
     with _opened(tp, plan) as load:
         if load is None:

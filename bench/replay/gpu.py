@@ -41,7 +41,6 @@ class GpuServer:
     Args:
         model: Its name, for tables.
         executor: Idle, warmed up and captured.
-        predictor: Prices launches, for policies.
         meter: Reads the chip's clock and power; None: nothing does.
     """
 

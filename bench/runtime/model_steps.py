@@ -28,10 +28,8 @@ class ModelSteps(ABC):
     """One provider's model; all is launched on the current stream.
 
     Args:
-        plan: What is measured.
         model: Its decoder and caches.
         stamps: Get the moments of decode steps.
-        partition: The partition of a place.
 
     Attributes:
         provider: Name of whose kernels these are.
@@ -130,7 +128,6 @@ class Graphs:
 
     Args:
         stamps: Get each step's beginning and end.
-        partition: The partition of a place.
         on_gpu: Whether there are graphs.
     """
 

@@ -111,7 +111,6 @@ class ServedLoad:
         Args:
             name: The policy, as `smkern.policies.POLICIES` has it.
             limit_ms: TBT limit, in 99 of 100 steps.
-            seconds: Duration of the watch.
         """
         settings = self.settings(name)
         if not settings:

@@ -69,10 +69,8 @@ class Tasks:
     """The tasks of one model's subjects; what they measure with is made when the first needs it.
 
     Args:
-        plan: What is measured.
         seconds: Length of a figure of the steady state.
         stack: Closes what was made.
-        results: The file's cells.
         policies: Names of those that serve.
         served_s: Length of a figure of served load.
     """

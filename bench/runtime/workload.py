@@ -109,8 +109,6 @@ def executor_of(
     """An executor of a decoder, or of a rank's part of one, with pages of its own.
 
     Args:
-        decoder: The model.
-        sizes: Sizes of what is made.
         steps: The ladder; None on CPU tensors.
         make_device: As of `open_executor`.
         partition_bytes: What the ladder took of the device.

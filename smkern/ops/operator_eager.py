@@ -43,10 +43,6 @@ class EagerOperator(Generic[P]):
     """Launches one operator on one device.
 
     Args:
-        op: The operator.
-        index: The device's index.
-        dispatcher: Chooses and prepares launches.
-        streams: The current stream and its budget.
         workspaces: The device's workspaces; None where `op` needs none.
     """
 

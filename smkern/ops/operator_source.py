@@ -39,7 +39,6 @@ def entry_function(
     """`entry(*fields)` of an operator.
 
     Args:
-        op: The operator.
         states: `EagerOperator.state` by the device's index.
         elsewhere: Runs (op, call) where the GPU's path does not.
     """
@@ -78,7 +77,6 @@ def library_function(
     """What torch.library calls: a schema's arguments in their places of a call.
 
     Args:
-        op: The operator.
         schema: `name(arguments) -> results`.
         run: (op, call) to the results.
         states: `EagerOperator.state` by the device's index: calls on a GPU skip `run`.

@@ -19,7 +19,6 @@ def admitted(snapshot: Snapshot, tokens: int, waiting: Iterable[Waiting] | None 
     ones come could wait for ever.
 
     Args:
-        snapshot: The moment.
         tokens: New tokens of the batch, at most.
         waiting: Those that may be taken, in their order; None: all.
     """

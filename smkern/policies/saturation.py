@@ -13,9 +13,6 @@ NEARLY = 0.95
 class Saturation:
     """The knee of the time of a prompt over its tokens, by SM count; each is sought once.
 
-    Args:
-        predictor: How long a launch takes.
-
     Source: Bullet Algorithm 1, line 12.
     """
 

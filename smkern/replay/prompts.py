@@ -12,13 +12,7 @@ DRAWN = 1 << 16
 
 
 def token_ids(trace: Trace, number: int, vocab_size: int) -> list[int]:
-    """The prompt of a request: blocks of one name are the same tokens, all else its own.
-
-    Args:
-        trace: The trace.
-        number: Of the request.
-        vocab_size: Token ids are below it.
-    """
+    """The prompt of a request: blocks of one name are the same tokens, all else its own."""
     request, size = trace.requests[number], trace.block_tokens
     tokens: list[int] = []
     for block in request.blocks:

@@ -58,7 +58,6 @@ class Watch:
     tokens that are overdue against all requests.
 
     Args:
-        slo: The limits.
         records: The requests, in the order of their arrivals.
         warm_s: What was before is not counted.
     """

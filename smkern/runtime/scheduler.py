@@ -48,12 +48,6 @@ class Scheduler:
     runs; groups of prefill layers when one is left; decode always first. Where the sides overlap
     and may not run at once, and a batch is on its way through the layers, they take turns.
 
-    Args:
-        policy: Decides.
-        executor, lanes, queues, launcher: What is decided about.
-        requests: Requests by id.
-        timeline: Gets decisions.
-
     Attributes:
         errors: The last errors of the policy, with their times.
         observer: Makes snapshots.

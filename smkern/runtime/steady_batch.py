@@ -107,7 +107,6 @@ class SteadyBatch:
         """Whether none of the requests ends by the tokens of a step.
 
         Args:
-            tokens: The tokens that it drew.
             number: The step's number, as `advance` gave it.
         """
         is_before_ends = number < self.least_left + self.launched

@@ -50,11 +50,8 @@ class Server:
     """The application, for uvicorn or another ASGI server.
 
     Args:
-        client: Speaks to the engine.
-        ready: What the engine said when it was.
         name: The model's, for clients.
         tokenizer: For texts; None: token ids alone.
-        limits: See there.
 
     Attributes:
         app: The ASGI application.

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 class EagerPlans:
-    """Makes plans on one device.
-
-    Args:
-        index: The device's index.
-        dispatcher: Chooses and prepares launches.
-        streams: The current stream and its budget.
-    """
+    """Makes plans on one device."""
 
     def __init__(self, index: int, dispatcher: AttentionDispatcher, streams: Streams) -> None:
         self.index = index

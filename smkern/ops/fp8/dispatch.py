@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
     """As others, but each configuration's kernel is loaded for itself: there are dozens a kind; and
     cuBLASLt may be chosen.
-
-    Args:
-        index: GPU index.
-        profile: The device's facts and ceilings.
-        kernels: Makes the kernels of this device on first need.
     """
 
     def __init__(self, index: int, profile: Profile, kernels: Callable[[], Any]) -> None:
@@ -107,7 +102,6 @@ def problem_of(call: Any, aligned: bool) -> ScaledProblem | None:
     """What chooses the kernel of a checked call; None where nothing is multiplied.
 
     Args:
-        call: A checked call.
         aligned: Whether matrices and bias begin at whole 16 bytes.
     """
     epilogue = Epilogue(call.bias is not None, call.residual is not None, call.activation)
@@ -120,9 +114,6 @@ def problem_from(
     """The problem of a product of `call.a` and w.
 
     Args:
-        call: A checked call.
-        w: Its weights.
-        epilogue: What is done to the product.
         results: Matrices of the result's dtype and width.
         aligned: Whether all begin at whole 16 bytes.
 

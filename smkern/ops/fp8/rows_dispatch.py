@@ -37,13 +37,9 @@ def problem_of(
     """What chooses the kernel of a checked call; None where nothing is written.
 
     Args:
-        op: What is done.
-        group: What shares a scale.
-        x: The rows that are read.
         width: Columns of the result.
         matrices: All matrices but x: residual, result.
         aligned: Whether all begin at whole 16 bytes.
-        weight: A norm's.
 
     Raises:
         ArgumentError: fp32 rows, which only the reference takes.
@@ -73,12 +69,7 @@ def bind(
     """The launch of a problem for matrices that lie so.
 
     Args:
-        dispatcher: The device's.
-        problem: Sizes, dtypes.
-        budget: SMs.
-        capturing: Whether a graph is captured.
         read: Matrices in their order whose row strides the kernel takes before the result's.
-        out: The result, if it is given.
         numbers: What the kernel takes behind the row strides.
     """
     run = dispatcher.launch(problem, budget, capturing=capturing)

@@ -60,7 +60,6 @@ def problem_of(call: Any, aligned: bool) -> SampleProblem | None:
     """What chooses a kernel for a checked call; None without rows.
 
     Args:
-        call: The call.
         aligned: Whether the first row begins at whole 16 bytes.
     """
     logits = call.logits

@@ -62,9 +62,6 @@ class DecodeSlots:
     The host may be some launches behind: a request that has a slot, or that a mixed forward has
     just drawn for, has on the device what the next launch needs. One that comes from elsewhere
     brings what the host knows.
-
-    Args:
-        table: The rows.
     """
 
     def __init__(self, table: InputBatch) -> None:

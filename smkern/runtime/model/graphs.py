@@ -63,12 +63,6 @@ class GraphCache:
     by launch; `missed` remembers it, and `capture_missed` makes up for it when nothing runs.
 
     Args:
-        model: The model.
-        state: The rows.
-        caches: A (k_cache, v_cache) a layer.
-        partition: The partition of a place.
-        synchronize: Waits for all that was launched.
-        max_context: Tokens of a request.
         num_sms: SMs of every operator. None: all that the place has.
         limit_bytes: Limit of the graphs' memory, without what they share; those unused longest go
             first.
@@ -150,8 +144,6 @@ class GraphCache:
         """Launch a decode step of the first `batch` slots, on the current stream.
 
         Args:
-            place: The SMs that it takes.
-            batch: Slots that are taken.
             longest: A bound of their keys.
         """
         key = self.key(place, batch, longest)
@@ -187,7 +179,6 @@ class GraphCache:
         since there are no graphs on a CPU.
 
         Args:
-            batch: Slots that are taken.
             longest: A bound of their keys.
         """
         if not self._captures:

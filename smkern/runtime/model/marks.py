@@ -20,9 +20,6 @@ class Mark:
 
     Args:
         layers: Layers behind which an event is recorded, ascending.
-        num_layers: Layers of a forward.
-        launches: Its kernels.
-        device: Where it runs.
     """
 
     def __init__(
@@ -58,11 +55,6 @@ def mark_ring(num_layers: int, launches: int, device: torch.device) -> Iterator[
     The second is launched once enough of the first is done, so the device never runs dry between
     them. A mark takes the host about a microsecond, and the device nothing that shows; its events
     were another forward's `RING` forwards ago.
-
-    Args:
-        num_layers: Layers of a forward.
-        launches: Its kernels.
-        device: Where they run.
     """
     layers = sorted({num_layers * part // MARKS - 1 for part in range(1, MARKS)} - {-1})
     return cycle([Mark(layers, num_layers, launches, device) for _ in range(RING)])

@@ -35,11 +35,7 @@ class MixedRunner:
     graph where there is one of so many rows.
 
     Args:
-        model: The model.
-        inputs: What it reads.
-        state: The rows.
         prompts: Buffers of prefill slot 0: plan of what no graph serves.
-        graphs: Has the graphs.
 
     Attributes:
         launches: Kernels of a forward, at most.

@@ -29,11 +29,6 @@ class MixedInputs:
     a forward does not use have no tokens. Tokens behind the last request's are a graph's padding.
 
     Args:
-        state: The rows.
-        caches: A (k_cache, v_cache) a layer.
-        activations: Activation buffers of mixed forwards.
-        max_tokens: New tokens of prompts.
-        max_context: Tokens of a request.
         num_sms: SMs of every operator. None: all that the stream's partition has.
     """
 
@@ -76,7 +71,6 @@ class MixedInputs:
         """Send a forward's numbers on the current stream.
 
         Args:
-            chunks: The chunks.
             lengths: Bounds of the keys of each slot that decodes.
 
         Returns:

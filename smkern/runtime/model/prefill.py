@@ -58,10 +58,7 @@ class PrefillBuffers:
     Work of a slot is launched on one lane, in order, so the next batch may overwrite it all.
 
     Args:
-        activations: Activation buffers.
         first_row: First row of the slot in the row state.
-        max_tokens: New tokens of a batch.
-        max_prefill: Requests of a batch.
         num_sms: SMs of every operator. None: all that the stream's partition has.
     """
 
@@ -143,13 +140,7 @@ class PrefillRunner:
     """Prepares batches of prompts and their groups of layers.
 
     Args:
-        model: The model.
-        caches: A (k_cache, v_cache) a layer.
-        state: The rows.
         table: The rows of prefill batches alone: its updates are sent on the prefill lane.
-        slots: Memory of each slot.
-        reads: For what is drawn.
-        max_context: Tokens of a request.
     """
 
     def __init__(

@@ -130,9 +130,6 @@ class CudaSender:
     Launches before a send read the old rows, launches behind it the new ones. Nothing is allocated
     or loaded after this is made.
 
-    Args:
-        state: The arrays, on a GPU.
-
     Raises:
         DeviceError: the driver refuses.
     """

@@ -77,12 +77,7 @@ def empty_forward(
     """A layer and the head for tokens that belong to requests without keys; writes no page.
 
     Args:
-        model: The model.
         state: The rows; those of the slot are finished, and no request has them.
-        caches: A (k_cache, v_cache) a layer.
-        prompts: A slot's memory.
-        max_prefill: Requests, at most.
-        tokens: New tokens.
     """
     device, batch = state.device, min(max_prefill, tokens)
     rows = state.inputs(prompts.first_row, batch)
@@ -113,7 +108,6 @@ def warm_prompts(device: Device, max_tokens: int, forwards: Iterable[Forward]) -
     """Run forwards of every size wherever prompts run; waits for each.
 
     Args:
-        device: Where.
         max_tokens: New tokens of the largest forward.
         forwards: One of each prefill slot.
     """

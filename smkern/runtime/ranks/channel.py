@@ -256,7 +256,6 @@ class Link:
     """Another rank's end of the channel.
 
     Args:
-        connection: To rank 0.
         timeout_s: Rank 0 says something within so long.
     """
 

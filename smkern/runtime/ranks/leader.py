@@ -50,10 +50,6 @@ class RankDevice(Device):
 
     Lanes never share SMs, whatever a policy asks for: they take turns. On SMs of both, one GPU may
     run a sum of prompts and the other one of decode; each holds what the other's needs, and waits.
-
-    Args:
-        device: This rank's.
-        links: To the other ranks.
     """
 
     def __init__(self, device: Device, links: Links) -> None:

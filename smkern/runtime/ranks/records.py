@@ -43,11 +43,7 @@ def chunk_records(chunks: Iterable[PrefillChunk]) -> list[ChunkRecord]:
 
 
 class Told:
-    """Remembers what other ranks know of each request.
-
-    Args:
-        pool: The requests' pages.
-    """
+    """Remembers what other ranks know of each request."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool: Any = pool
@@ -86,11 +82,7 @@ class Told:
 
 
 class Mirror:
-    """Requests as another rank was told of them.
-
-    Args:
-        pool: Holds their pages.
-    """
+    """Requests as another rank was told of them."""
 
     def __init__(self, pool: KvReplica) -> None:
         self._pool = pool

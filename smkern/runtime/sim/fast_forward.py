@@ -115,7 +115,6 @@ def repeat(device: SimDevice, most: int, until_us: float) -> list[float]:
     like the last with a key a row more: in the times that `wait` and `launch` give.
 
     Args:
-        device: The device.
         most: Steps that may end.
         until_us: Only those that end before this are let.
 

@@ -43,14 +43,7 @@ class _State:
 
 
 class CheckedLaunches:
-    """Launches that draw a request's own tokens, and raise where a GPU would draw wrong ones.
-
-    Args:
-        device: Where they run.
-        pool: Pages, and what went wrong.
-        source: Tokens.
-        max_context: Tokens of a request.
-    """
+    """Launches that draw a request's own tokens, and raise where a GPU would draw wrong ones."""
 
     def __init__(
         self, device: SimDevice, pool: SimPool, source: TokenSource, max_context: int
@@ -169,11 +162,7 @@ class CheckedLaunches:
 
 
 class ConstantLaunches:
-    """Launches that draw one and the same token for every row, and check nothing.
-
-    Args:
-        token: The token.
-    """
+    """Launches that draw one and the same token for every row, and check nothing."""
 
     def __init__(self, token: int) -> None:
         self._token = token

@@ -37,13 +37,7 @@ class Row:
 
 
 class SimRows:
-    """The rows of a simulated executor, changed by launches alone.
-
-    Args:
-        pool: Pages, and what goes wrong with them.
-        source: Tokens.
-        max_context: Tokens of a request.
-    """
+    """The rows of a simulated executor, changed by launches alone."""
 
     def __init__(self, pool: SimPool, source: TokenSource, max_context: int) -> None:
         self._pool = pool

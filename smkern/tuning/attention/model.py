@@ -116,10 +116,6 @@ def estimate(
     """The model's estimate for `problem` run by `config` in `budget`.
 
     Args:
-        problem: Shape, dtypes, options.
-        config: Configuration to estimate.
-        budget: SMs and what confines them.
-        profile: The device's ceilings.
         kv_lens: KV lengths, repeated if too few; None takes the shape's upper bounds.
     """
     shape = problem.shape

@@ -86,8 +86,6 @@ def reachable(
 
     Args:
         problem: Heads, head_dim, page size, longest query, dtypes and options matter.
-        budget: SMs and what confines them.
-        profile: The device's facts and ceilings.
         table: Tuned cells, or None.
         backend: None, or a kernel's name.
 
