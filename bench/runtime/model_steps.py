@@ -14,12 +14,11 @@ from smkern.bench.model.model import Model
 from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.stamps import Stamps
 from smkern.models import ModelConfig
+from smkern.models.graph import captured
 from smkern.partition import Partition
 from smkern.runtime.place import Place
 
-WARMUP_RUNS = 2
-
-Run = Callable[[], object]
+Run = Callable[[], Any]
 PartitionOf = Callable[[Place], Partition | None]
 """The partition of a place; None: the whole device."""
 
@@ -99,27 +98,12 @@ class Captured:
         self.close: Run = lambda: None
         if not on_gpu:
             return
-        stream = torch.cuda.Stream() if partition is None else partition.stream
-        # the device's own wait may end before a graph of a partition's stream does
-        stream.synchronize()
+        if partition is not None:  # the device's own wait may end before its stream's graphs do
+            partition.stream.synchronize()
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP_RUNS):
-                run()
-        stream.synchronize()
-        graph: Any
-        if partition is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-            ):
-                run()
-            self.close = graph.reset
-        else:
-            with partition.capture(pool) as graph:
-                run()
-            self.close = graph.close
+        graph = captured(run, torch.device("cuda"), partition=partition, pool=pool)
         torch.cuda.synchronize()
+        self.close = graph.reset if partition is None else graph.close
         self.replay = graph.replay
 
 
@@ -155,8 +139,8 @@ class Graphs:
         self._captured[place].replay()
 
     def close(self) -> None:
-        for captured in self._captured.values():
-            captured.close()
+        for graph in self._captured.values():
+            graph.close()
         self._captured.clear()
 
 
