@@ -37,8 +37,7 @@ from smkern.bench.suite import (
 from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
 from smkern.device import Budget, device_info
 from smkern.latency.model_gemms import problems_of
-from smkern.measure.compiling import precompile
-from smkern.measure.forwards import compile_forwards
+from smkern.measure.compiling import compile_forwards, precompile
 from smkern.measure.options import IntList
 from smkern.measure.partitions import Partitions, Place, trim_memory
 from smkern.models import ModelConfig

@@ -15,7 +15,7 @@ from smkern.bench.ranks.group import Lanes, RankGroup
 from smkern.bench.ranks.rows import DECODE, PREFILL, cell
 from smkern.bench.runtime.workload import budgets_of
 from smkern.device import Budget, device_info
-from smkern.measure.forwards import Forwards, compile_forwards
+from smkern.measure.compiling import Forwards, compile_forwards
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 from smkern.models.copied_sums import cut_of

@@ -19,7 +19,7 @@ from smkern.bench.runtime.model_steps import ModelSteps
 from smkern.bench.runtime.smkern_steps import SmkernSteps
 from smkern.bench.runtime.stamps import Stamps, stamps_on
 from smkern.device import Budget, device_info
-from smkern.measure.forwards import compile_forwards
+from smkern.measure.compiling import compile_forwards
 from smkern.measure.sm_clock import Clock, clock_on, ticking
 from smkern.partition import Ladder, ladder
 from smkern.runtime.cuda_device import CudaDevice

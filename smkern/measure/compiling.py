@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from smkern.device import Budget
+from smkern.latency.model_gemms import problems_of
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.constraints import LIBRARIES
+
+if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
+
+Forwards = tuple[Iterable[tuple[int, int]], Sequence[Budget]]
+"""(tokens, requests) of forwards, and the budgets that they run in."""
 
 
 def dispatcher_of() -> Dispatcher:
@@ -57,3 +65,29 @@ def compile_configs(
     except Exception as error:  # noqa: BLE001  whatever a compiler raises
         click.echo(f"not all variants compile: {type(error).__name__}: {error}", err=True)
         return 0
+
+
+def compile_forwards(
+    config: ModelConfig,
+    wanted: Iterable[Forwards],
+    *,
+    batch_invariant: bool = False,
+    ranks: int = 1,
+) -> int:
+    """Compile side by side the GEMMs of forwards; how many variants.
+
+    Args:
+        config: The model, or a rank's part of it.
+        wanted: The forwards, and where they run.
+        batch_invariant: The decoder's mode.
+        ranks: How many share the model.
+    """
+    found = {
+        (replace(problem, batch_invariant=batch_invariant), budget): None
+        for sizes, budgets in wanted
+        for tokens, requests in sizes
+        for rows in (tokens, requests)  # a prompt's last layer ends with the rows of logits
+        for problem in problems_of(config, rows, requests, ranks)
+        for budget in budgets
+    }
+    return precompile((settled_problem(problem, budget), budget, None) for problem, budget in found)

@@ -14,7 +14,7 @@ from smkern.latency import Size
 from smkern.latency.profile_file import Measured, ProfileFile
 from smkern.latency.sample import Sample
 from smkern.measure.busy import Steady, Turns, measure
-from smkern.measure.forwards import Forwards, compile_forwards
+from smkern.measure.compiling import Forwards, compile_forwards
 from smkern.measure.launches import ModelLaunches
 from smkern.measure.profile_plan import Cell
 from smkern.measure.sm_clock import Clock

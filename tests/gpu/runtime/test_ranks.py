@@ -14,7 +14,7 @@ from smkern.bench.results import open_results
 from smkern.bench.runtime.workload import budgets_of
 from smkern.device import device_info
 from smkern.latency.work import padded_rows
-from smkern.measure.forwards import compile_forwards
+from smkern.measure.compiling import compile_forwards
 from smkern.measure.provenance import collect_meta
 from smkern.models import Shard
 from smkern.runtime.model.sizes import batch_bucket
