@@ -239,3 +239,12 @@ def _check_layers(decision: Decision, snapshot: Snapshot) -> None:
             f"layers={decision.layers}: {left} of {snapshot.num_layers} layers of the batch are "
             "not launched yet; give at most so many"
         )
+
+
+def fallback(snapshot: Snapshot) -> Decision:
+    """What is done where a policy fails: first come, first served on the whole device, a batch that
+    is on its way to its end, then chunks beside decode steps."""
+    if snapshot.prefill is not None:
+        return Decision(layers=snapshot.num_layers - snapshot.prefill.layers_launched)
+    ids = tuple(waiting.id for waiting in snapshot.waiting[: snapshot.max_prefill])
+    return Decision(prefill=ids)

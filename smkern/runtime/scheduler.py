@@ -11,8 +11,7 @@ from time import perf_counter
 from smkern.errors import DecisionError, SmkernError
 from smkern.limits import shown
 from smkern.policies import Decision, Policy, Snapshot
-from smkern.policies.check import check
-from smkern.policies.fallback import fallback
+from smkern.policies.check import check, fallback
 from smkern.policies.snapshot import Trigger
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver

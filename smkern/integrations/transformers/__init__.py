@@ -45,10 +45,9 @@ The five lines of `swap_linear`, for a place of your own:
 
 from __future__ import annotations
 
-from smkern.integrations.transformers.attention import Attention
+from smkern.integrations.transformers.attention import Attention, register_attention
 from smkern.integrations.transformers.layers import Layers
 from smkern.integrations.transformers.linear import Linear, swap_linear
-from smkern.integrations.transformers.registry import register_attention
 
 __all__ = ["Layers", "Linear", "register", "swap_linear"]
 

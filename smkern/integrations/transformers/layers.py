@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from smkern import ops
 from smkern.errors import ArgumentError, ConfigError
-from smkern.integrations.transformers.attention import Attention
-from smkern.integrations.transformers.registry import register_attention
+from smkern.integrations.transformers.attention import Attention, register_attention
 from smkern.integrations.transformers.turns import Turns
 from smkern.models.config import ModelConfig
 from smkern.models.layered import checked_positions
