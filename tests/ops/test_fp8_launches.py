@@ -23,7 +23,6 @@ from smkern.kernels.fp8.rows_launch import PARAMETERS, QuantKernels
 from smkern.kernels.gemm_schedule import make_schedule
 from smkern.ops.fp8.call import QuantizedSwiglu, ScaledGemm, ScaledGrouped
 from smkern.ops.fp8.dispatch import ScaledDispatcher
-from smkern.ops.fp8.gated import QUANTIZED_SWIGLU
 from smkern.ops.fp8.gemm import SCALED_GEMM
 from smkern.ops.fp8.grouped import SCALED_GROUPED
 from smkern.ops.fp8.quantize import QUANTIZE, QUANTIZE_BY, Quantize, QuantizeBy
@@ -33,7 +32,7 @@ from smkern.ops.fp8.rows import (
     ScaledAddRmsNorm,
     ScaledSiluAndMul,
 )
-from smkern.ops.fp8.swiglu import SCALED_SWIGLU
+from smkern.ops.fp8.swiglu import QUANTIZED_SWIGLU, SCALED_SWIGLU
 from smkern.ops.fp8.warmup import librarys
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
@@ -260,7 +259,7 @@ def test_what_a_capture_gets_instead_of_the_library_serves_no_call_outside_it(op
         patch("smkern.kernels.fp8.library_launch.library_of", lambda index: library),
         patch("smkern.ops.checks.check_capability"),
         patch("smkern.ops.fp8.swiglu.rows_dispatcher", lambda index: silu),
-        patch("smkern.ops.fp8.gated.quant_dispatcher", lambda index: silu),
+        patch("smkern.ops.fp8.swiglu.quant_dispatcher", lambda index: silu),
     ):
         eager(call)
         assert (len(launched), len(library.launched)) == (1, 0)
@@ -323,7 +322,7 @@ def test_gate_and_up_of_others_are_two(m, options, launched):
         scales = (torch.ones(m, 2), torch.ones(4, 2), torch.ones(m, 2))
     gate_up = torch.zeros(m, 512).bfloat16()
     call = QuantizedSwiglu(a, w, *scales, gate_up=gate_up, **options)
-    with patch("smkern.ops.fp8.gated.quant_dispatcher", lambda index: quants()):
+    with patch("smkern.ops.fp8.swiglu.quant_dispatcher", lambda index: quants()):
         out = run(QUANTIZED_SWIGLU, call, gemms())
     assert (out.shape, out.dtype) == ((m, 256), E4M3)
     product, silu = launched

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.limits import shown
-from smkern.ops.fp8 import gated
 from smkern.ops.fp8 import swiglu as fp8
 from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
 from smkern.ops.gemm.checks import check_dtypes, check_gated_product, check_matrix
@@ -153,7 +152,7 @@ def gemm_swiglu(
                 f"out_dtype={shown(out_dtype)} with out_scale, whose result is e4m3: leave it out; "
                 "gate_up= says to what gate and up are rounded"
             )
-        quantized: Tensor = gated.quantized_swiglu(
+        quantized: Tensor = fp8.quantized_swiglu(
             a, w_gate_up, a_scale, w_scale, out_scale, gate_up, batch_invariant, backend,
             static_weights, check, out, workspace, num_sms,
         )  # fmt: skip
