@@ -16,9 +16,7 @@ import click
 
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results, reading
 from smkern.bench.tables import (
-    cutlass,
     engines,
-    fp8,
     gemm,
     latency,
     models,
@@ -110,10 +108,10 @@ BLOCKS: dict[str, Block] = {
     "gemm-rates": _cells("gemm", gemm.rates_table),
     "gemm-losing": _cells("gemm", gemm.losing_table),
     "cliffs-plot": _pictures("cliffs*.png"),
-    "cutlass-table": _cells("cutlass", cutlass.ratios_table),
-    "cutlass-cpp-table": _cells("cutlass", cutlass.cpp_table),
+    "cutlass-table": _cells("cutlass", gemm.cutlass_table),
+    "cutlass-cpp-table": _cells("cutlass", gemm.cutlass_cpp_table),
     "power-table": _cells("power", power.configurations_table),
-    "fp8-table": _cells("fp8", fp8.times_table),
+    "fp8-table": _cells("fp8", gemm.fp8_table),
     "untuned-table": _cells("untuned", gemm.untuned_table),
     "left-out-table": _suite("left_out", gemm.left_out_table),
     "steps-table": _suite("steps", models.steps_table),

@@ -1,16 +1,23 @@
-"""Tables of `gemm.json`, and of the cost model alone: `untuned.json`, `left_out.json`."""
+"""Tables of `gemm.json`, `cutlass.json` and `fp8.json`, and of the cost model alone:
+`untuned.json`, `left_out.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+from smkern.bench.cutlass import Groups, groups_of, over_cublas, over_triton
+from smkern.bench.cutlass_cpp import PROVIDER
+from smkern.bench.fp8_rows import times_of
 from smkern.bench.gemm_rows import WORST_TARGET, settled_ratio
+from smkern.bench.peers import DEEPGEMM
 from smkern.bench.results import Results
-from smkern.bench.rows import Cell, geomean
+from smkern.bench.rows import Cell, geomean, grouped
 from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
 from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio
 
 Case = tuple[int, int, int]
+Ratio = Callable[[dict[str, Cell]], float | None]
 
 RATE_CASES = ((64, 28672, 4096), (512, 6144, 4096), (2048, 6144, 4096), (2048, 4096, 14336))
 WHY_CASE, WHY_BUDGETS = (2048, 4096, 14336), (72, 84, 100, 116, 132)
@@ -135,3 +142,60 @@ def left_out_table(results: Results) -> str:
         ["cells above that", str(worst["cells_over"]), "0"],
     ]
     return markdown_table(["committed shapes, each left out of the fit", "", "asked"], rows)
+
+
+def cutlass_table(cells: Iterable[Cell]) -> str:
+    """Speed over our Triton and Gluon kernels, and over cuBLAS: geomeans over the shapes."""
+    return _ratios_of(groups_of(cells), over_triton, over_cublas)
+
+
+def cutlass_cpp_table(cells: Iterable[Cell]) -> str:
+    """The C++ kernels' speed over what dispatch takes, over cuBLAS, and with clusters over without:
+    geomeans over the shapes."""
+
+    def over_dispatched(group: dict[str, Cell]) -> float:
+        return float(group["smkern"]["us"] / group[PROVIDER]["us"])
+
+    def over_peer(group: dict[str, Cell]) -> float | None:
+        return over_cublas(group, PROVIDER)
+
+    def over_none(group: dict[str, Cell]) -> float | None:
+        return group[PROVIDER]["clusters_over_none"]
+
+    groups = [group for group in groups_of(cells) if PROVIDER in group]
+    return _ratios_of(groups, over_dispatched, over_peer, over_none)
+
+
+def _ratios_of(groups: Groups, *ratios: Ratio) -> str:
+    """Rows and SMs, and in a field the geomean of each ratio, without the groups that lack it."""
+    found = grouped(groups, lambda one: (one["smkern"]["case"]["m"], one["smkern"]["num_sms"]))
+    entries = []
+    for (m, num_sms), members in sorted(found.items()):
+        means = [
+            geomean(value for group in members if (value := ratio(group)) is not None)
+            for ratio in ratios
+        ]
+        entries.append((str(m), num_sms, _joined(means)))
+    return pivot("M \\ SMs", entries)
+
+
+def fp8_table(cells: Iterable[Cell]) -> str:
+    """Times bf16's speed and peers', geomeans over the shapes, by scales and rows over SMs."""
+    cells = list(cells)
+    measured = [cell for cell in cells if cell["provider"] == "smkern" and cell.get("us")]
+    groups = grouped(measured, lambda cell: (_fp8_row(cell["case"]), cell["num_sms"]))
+    entries = []
+    for (row, num_sms), ours in groups.items():
+        means = (geomean(times_of(cells, ours, peer)) for peer in ("bf16", "torch", DEEPGEMM))
+        entries.append((row, num_sms, _joined(means)))
+    return pivot("scales of, rows", entries)
+
+
+def _fp8_row(case: dict[str, Any]) -> str:
+    if "experts" in case:
+        return f"{case['scales']}, experts of {case['tokens']} tokens"
+    return f"{case['scales']}, {case['m']}"
+
+
+def _joined(means: Iterable[float | None]) -> str:
+    return " / ".join("-" if mean is None else f"{mean:.2f}" for mean in means)

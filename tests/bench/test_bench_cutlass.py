@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smkern.bench.cutlass import BACKENDS, summarize
-from smkern.bench.tables.cutlass import cpp_table, ratios_table
+from smkern.bench.tables.gemm import cutlass_cpp_table, cutlass_table
 
 US = {"smkern": 10.0, "smkern:triton": 15.0, "smkern:cutlass": 10.0}
 
@@ -53,7 +53,7 @@ def test_a_group_without_one_of_the_providers_does_not_count():
 
 def test_the_table_has_both_ratios_and_none_where_cublas_cannot_run():
     alone = [{**cell, "vs_cublas": None} for cell in cells(96, 16)]
-    table = ratios_table([*cells(77, 16), *cells(77, 32), *alone])
+    table = cutlass_table([*cells(77, 16), *cells(77, 32), *alone])
     assert table.splitlines()[2:] == ["| 77 | 1.50 / 1.20 | 1.50 / 1.20 |", "| 96 | 1.50 / - |  |"]
 
 
@@ -80,7 +80,7 @@ def test_cpp_kernels_have_rows_where_they_were_built():
 
 
 def test_the_table_of_cpp_kernels_has_only_their_groups():
-    table = cpp_table([
+    table = cutlass_cpp_table([
         *group(16, "green", 5.0, None), *group(32, "green", 20.0, 1.1), *cells(77, 48),
     ])  # fmt: skip
     assert table.splitlines()[2:] == ["| 77 | 2.00 / 2.40 / - | 0.50 / 0.60 / 1.10 |"]

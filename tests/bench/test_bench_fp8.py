@@ -14,7 +14,7 @@ from smkern.bench.cases import Sizes
 from smkern.bench.fp8 import CASES, EVERY, Fp8Bench, Fp8Case, GemmOperands
 from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands
 from smkern.bench.fp8_rows import summarize
-from smkern.bench.tables.fp8 import times_table
+from smkern.bench.tables.gemm import fp8_table
 from smkern.ops.reference.fp8 import dequantize
 from tests.bench.doubles import FakePartitions, run_suite, slowed
 
@@ -177,7 +177,7 @@ def test_the_table_has_means_over_the_products():
         experts("smkern", 10.0, "even"), experts("bf16", 40.0, "even"),
         experts("smkern", 10.0, "skewed"), experts("bf16", 10.0, "skewed"),
     ]  # fmt: skip
-    text = times_table(cells)
+    text = fp8_table(cells)
     assert "| scales of, rows | 24 | 132 |" in text
     assert "| block, 64 | 1.00 / - / - | - / 1.10 / 0.90 |" in text
     assert "| row, experts of 64 tokens | 2.00 / - / - |  |" in text
