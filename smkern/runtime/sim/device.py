@@ -202,8 +202,6 @@ class SimDevice(Device):
             StalledError: nothing is launched, and no moment was given: on a GPU this waits for
                 ever.
         """
-        if self._end_first(events, until_us):
-            return
         waited = [event for event in events if isinstance(event, SimEvent)]
         if not all(event.is_pending for event in waited) or (waited and self.lost_by is not None):
             return
@@ -219,36 +217,6 @@ class SimDevice(Device):
                 f"from {self._now} us on: give until_us, or launch something"
             )
         self._now += HANGING_WAIT_US
-
-    def _end_first(self, events: Sequence[Event], until_us: float | None) -> bool:
-        """Move the clock to the first end of what runs, where that is just what is waited for and
-        no fault is on its way: what most waits are, for less. False elsewhere: nothing ended."""
-        heads = [queue[0] for queue in self._lanes.values() if queue]
-        if not heads or len(heads) != len(events) or self.lost_by is not None:
-            return False
-        now, slow = self._now, [1.0]
-        for item, event in zip(heads, events, strict=True):
-            is_plain = item.event is event and item.event.fault is None and item.is_launched
-            if not is_plain or item.done_us >= item.launched_us:
-                return False
-            if item.event.began_us is None:
-                item.event.began_us = now
-        if len(heads) == 2:
-            slow = self._slowdowns(*heads)
-        ends = [now + item.left_us * slow[i] for i, item in enumerate(heads)]
-        end_us = min(ends)
-        if until_us is not None and end_us > until_us:
-            return False
-        for i, item in enumerate(heads):
-            done_us = item.launched_us
-            if ends[i] > end_us:
-                done_us = min(item.done_us + (end_us - now) / slow[i], done_us)
-            item.done_us = done_us
-        if len(heads) == 2 and heads[0].place.overlaps(heads[1].place):
-            self.overlap_us += end_us - now
-        self._now = end_us
-        self._end_heads()
-        return True
 
     def _check_place(self, lane: Lane, place: Place) -> None:
         if self._places.get((lane, place.rung)) == place:
