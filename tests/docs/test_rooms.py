@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from typing import Any
 
 import pytest
 
@@ -40,21 +41,40 @@ def row_of(path: str) -> int | None:
     return None
 
 
+def imports_of(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Imports that run, and whether one of them runs when the module is imported."""
+    todo: list[tuple[Any, bool]] = [(node, True) for node in tree.body]
+    while todo:
+        node, at_once = todo.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node, at_once
+            continue
+        at_once &= not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        parts: tuple[str, ...] = ("body", "orelse", "finalbody", "handlers", "cases")
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            parts = ("orelse",)
+        todo += [(child, at_once) for part in parts for child in getattr(node, part, ())]
+
+
 def imported(tree: ast.Module) -> Iterator[str]:
     """Dotted names below `smkern` that a module imports when it runs, inside functions too."""
-    typing = {
-        id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.unparse(branch.test)
-        for node in ast.walk(branch)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing:
-            continue
+    for node, _ in imports_of(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "smkern":
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name.startswith("smkern."))
+
+
+def begin_with(tree: ast.Module, package: str) -> bool:
+    """Whether importing a module imports a package."""
+    names = [
+        name
+        for node, at_once in imports_of(tree)
+        if at_once
+        for name in ([str(node.module)] if isinstance(node, ast.ImportFrom)
+                     else [alias.name for alias in node.names])
+    ]  # fmt: skip
+    return package in [name.split(".")[0] for name in names]
 
 
 def row_of_name(name: str) -> int | None:
@@ -80,13 +100,16 @@ def test_every_module_has_a_room(folder):
 
 @pytest.mark.parametrize("folder", sorted({path.parts[0] for path in MODULES}))
 def test_rooms_import_from_above(folder):
+    """Nor does one load transformers before it is used: that takes seconds."""
     wrong = []
     for path in (path for path in MODULES if path.parts[0] == folder):
-        row = row_of(str(path))
-        for name in imported(ast.parse((ROOT / path).read_text())):
+        row, tree = row_of(str(path)), ast.parse((ROOT / path).read_text())
+        for name in imported(tree):
             other = row_of_name(name)
             if row is not None and other is not None and other > row:
                 wrong.append(f"{path} imports {name}")
+        if begin_with(tree, "transformers"):
+            wrong.append(f"{path} imports transformers at once")
     assert wrong == []
 
 
@@ -96,3 +119,5 @@ def test_an_import_from_below_is_found():
     assert found["smkern.runtime.serve"] > row_of("smkern/ops/__init__.py")
     assert found["smkern.bench.gemm"] > found["smkern.runtime.serve"]
     assert [*imported(ast.parse("if TYPE_CHECKING:\n    import smkern.runtime"))] == []
+    assert begin_with(ast.parse("try:\n    from a.b import c\nfinally:\n    pass"), "a")
+    assert not begin_with(ast.parse("import b\ndef f():\n    import a"), "a")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
+import smkern.integrations
 import smkern.integrations.transformers as st
 from smkern.errors import ArgumentError
 from tests.integrations.families import model_of, pair_of, prompts
@@ -122,17 +123,20 @@ def test_layers_that_make_no_mask() -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_importing_registers_nothing() -> None:
-    code = (
-        "import sys, smkern.integrations.transformers as st\n"
-        "assert 'transformers' not in sys.modules\n"
-        "from transformers import AttentionInterface, AttentionMaskInterface\n"
-        "tables = AttentionInterface(), AttentionMaskInterface()\n"
-        "assert not any('mine' in table for table in tables)\n"
-        "st.register('mine')\n"
-        "assert all('mine' in table for table in tables)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_importing_registers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("smkern.integrations")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(smkern, "integrations", smkern.integrations)  # else it stays the new one
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        new = import_module("smkern.integrations.transformers")
+    assert new is not st
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    tables = AttentionInterface(), AttentionMaskInterface()
+    assert not any("mine" in table for table in tables)
+    new.register("mine")
+    assert all("mine" in table for table in tables)
 
 
 def test_transformers_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
