@@ -65,10 +65,9 @@ def test_a_backward_raises(x, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_function_runs_and_has_no_backward(x, backend):
+def test_a_compiled_function_runs_and_has_no_backward(x):
     w = torch.randn(4, 8)
-    step = torch.compile(lambda x: smkern.gemm(x, w) * 2, backend=backend, fullgraph=True)
+    step = torch.compile(lambda x: smkern.gemm(x, w) * 2, backend="aot_eager", fullgraph=True)
     assert torch.allclose(step(x), 2 * x @ w.T, atol=1e-5)
     with told:
         step(x).sum().backward()
