@@ -161,7 +161,8 @@ def test_targets_are_rows_that_have_one(blocks: dict[str, str]) -> None:
 
 
 def test_a_row_of_gpus_is_of_the_gpu_that_heads_it() -> None:
-    table = blocks_of(FOLDER / "h100-80gb-hbm3")["gpus"]
+    mine = FOLDER / "h100-80gb-hbm3"
+    table = readme.BLOCKS["gpus"](mine, readme._suites(mine))
     h100, h200 = (
         overview.target_rows(load_results(FOLDER / gpu / "gemm.json").summary)
         for gpu in ("h100-80gb-hbm3", "h200")
@@ -198,14 +199,18 @@ def test_the_pages_have_every_block(blocks: dict[str, str]) -> None:
     assert sum(page.count("<!-- ") for page in pages) == 2 * len(blocks)
 
 
-def test_the_pages_are_what_the_committed_results_say() -> None:
+def test_the_pages_are_what_the_committed_results_say(
+    committed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readme, "blocks_of", {FOLDER / COMMITTED: committed}.__getitem__)
     result = CliRunner().invoke(readme.command, ["--check"])
     assert result.exit_code == 0, result.output
 
 
 def test_command_writes_once_then_is_up_to_date(
-    folder: Path, blocks: dict[str, str], tmp_path: Path
+    folder: Path, blocks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(readme, "blocks_of", {folder: blocks}.__getitem__)
     first, *others = blocks
     pages = [tmp_path / "README.md", tmp_path / "results.md"]
     pages[0].write_text(text_of([first]))
