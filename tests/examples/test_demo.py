@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -15,7 +16,7 @@ from rich.console import Console
 
 import smkern
 from smkern.bench.results import Results
-from smkern.errors import DeviceError
+from smkern.errors import DeviceError, SmkernError
 from smkern.examples import demo, gemm_budgets, partitions, policies
 from tests.bench.synthetic import cell
 
@@ -39,10 +40,22 @@ def test_plan_has_a_row_for_every_m_and_budget(console: Console) -> None:
     assert "as planned for an NVIDIA H200" in printed(console)
 
 
-def test_interpreted_kernel_reports_every_budget() -> None:
-    lines = demo.interpret().splitlines()
-    assert len(lines) == 8
-    assert all("against fp64" in line for line in lines)
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_interpreted_kernel_is_a_process_of_its_own(monkeypatch, code: int) -> None:
+    """What it reports is `tests/interpreter/test_gemm_budgets.py`'s."""
+    script = f"import os, sys; print(os.environ['TRITON_INTERPRET'], 'said '); sys.exit({code})"
+    run = subprocess.run
+
+    def instead(command: list[str], **options: Any) -> Any:
+        assert command[1:] == ["-m", "smkern.examples.interpreted_gemm"]
+        return run([command[0], "-c", script], **options)
+
+    monkeypatch.setattr(subprocess, "run", instead)
+    if code == 0:
+        assert demo.interpret() == "1 said"
+        return
+    with pytest.raises(SmkernError, match="GEMM exited with 1:\n1 said"):
+        demo.interpret()
 
 
 def test_what_could_not_run_is_named(console, tmp_path, monkeypatch) -> None:
