@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -22,8 +23,9 @@ from transformers import AutoModelForCausalLM
 
 import smkern.server.command
 from smkern import cli
-from smkern.errors import ArgumentError
+from smkern.errors import ArgumentError, ConfigError
 from tests.models.peers import hf_config
+from tests.server import beginning
 
 pytestmark = pytest.mark.slow
 
@@ -117,9 +119,23 @@ def refused(*words: str) -> Exception:
 
 
 def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:
-    error = refused("--model", str(tmp_path), "--device", "cpu", "--port", "0")
-    assert type(error).__name__ == "ConfigError"
-    assert "config.json" in str(error)
+    opened = smkern.server.command._open({"model": str(tmp_path), "device": "cpu"})
+    with pytest.raises(ConfigError, match=r"config\.json"), opened:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (beginning.fails, "ConfigError: tiny has no config.json"),
+        (beginning.dies, "EngineDeadError: the engine's process ended while it loaded"),
+    ],
+)
+def test_an_engine_that_cannot_begin_is_an_error(begin, said, monkeypatch) -> None:
+    monkeypatch.setattr(smkern.server.command, "begin_engine", begin)
+    error = refused("--model", "tiny", "--device", "cpu", "--port", "0")
+    assert f"{type(error).__name__}: {error}".startswith(said)
+    assert multiprocessing.active_children() == []
 
 
 def test_a_port_that_is_taken_is_said_before_anything_loads() -> None:
