@@ -23,7 +23,7 @@ from tests.runtime.alone import RequestSpec, workload
 from tests.runtime.policies import RandomPolicy
 
 RUNGS = (16, 48, 96)
-PAGES, PAGE = 24, 16
+PAGES, PAGE = 12, 16
 
 
 def config(size: int) -> ModelConfig:
