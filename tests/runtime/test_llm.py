@@ -48,7 +48,6 @@ def test_the_model_says_different_things(alone: list[tuple[int, ...]]) -> None:
         {},
         {"max_batch": 3},
         {"max_step_tokens": 7},
-        {"max_batch": 1},
         {"num_pages": 7},
         {"num_pages": 5, "max_step_tokens": 20},
         {"prefix_cache": False, "num_pages": 9},
