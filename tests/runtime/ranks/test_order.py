@@ -145,6 +145,37 @@ def test_a_launch_that_never_ends_is_an_error() -> None:
         replay.over(2)
 
 
+def a_request(pool: PagePool) -> Request:
+    request = Request(3, SamplingParams(9), 1, frozenset({2}), 9, [5, 6, 7, 8, 9], 5)
+    pool.allocate(request, request.ids)
+    request.room = 8
+    return request
+
+
+def test_what_follows_draws_with_the_last_layers_and_forgets_who_left() -> None:
+    seen, event, here = list[Any](), SlowEvent(0), PagePool(16, 4)
+    run = SimpleNamespace(draw=SimpleNamespace(read=lambda: seen.append("read")))
+    executor = SimpleNamespace(
+        device=SimpleNamespace(launch=lambda *given: event), config=SimpleNamespace(num_layers=4),
+        begin=lambda chunks, slot: run, prefill=lambda *given: seen.append(given[1:]),
+        forget=lambda request: seen.append(request.index), idle=lambda: seen.append("idle"),
+    )  # fmt: skip
+    replica = SimpleNamespace(
+        tell=lambda *given: None, forget=lambda request: seen.append(("pages", request.index))
+    )
+    replay = _Replay(executor, replica, 0.05)  # type: ignore[arg-type]
+    replay.begin(1, Told(here).records([a_request(here)]), [(3, 5, 0, True)], 0)
+    for number, first, count in ((2, 0, 3), (4, 3, 1)):
+        replay.prefill(number, 0, first, count)
+        replay.launch(number + 1, "prefill", WHOLE, (number, 0))
+        replay.over(number + 1)
+    replay.idle(6)
+    replay.forget(7, 3)
+    assert seen == [(0, 3), (3, 1), "read", "idle", 3, ("pages", 3)]
+    with pytest.raises(KeyError):
+        replay.forget(8, 3)
+
+
 def test_graphs_that_differ_are_named() -> None:
     replay = replay_with(SlowEvent(1), [])
     replay.same_graphs(1, ["a", "b"])
@@ -154,9 +185,7 @@ def test_graphs_that_differ_are_named() -> None:
 
 def test_records_say_only_what_is_new() -> None:
     pool = PagePool(16, 4)
-    request = Request(3, SamplingParams(9), 1, frozenset({2}), 9, [5, 6, 7, 8, 9], 5)
-    pool.allocate(request, request.ids)
-    request.room = 8
+    request = a_request(pool)
     told, other = Told(pool), {}
     mirror = Mirror(SimpleNamespace(  # type: ignore[arg-type]
         tell=lambda x, first, pages: other.setdefault(x.index, []).extend([first, *pages]),
