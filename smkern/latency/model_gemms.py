@@ -74,7 +74,7 @@ def gemm_times(
     Args:
         config: The model.
         profile: The device; its tuned tables are read.
-        sms: Counts of SMs; None: every even one from 8 on, which takes some 20 s.
+        sms: Counts of SMs; None: every even one from 8 on, which takes 20 s to a minute.
 
     Returns:
         The times; None of experts, whose products other tables choose.

@@ -31,8 +31,9 @@ def predictor_for(
     Args:
         model: A configuration, or a preset's name.
         gpu: The GPU's name; None: the one that is here, else an H200.
-        sms: Counts of SMs whose GEMMs are priced where there is no table: 0.1 s each. None: every
-            even one; empty: what GEMMs take over their rooflines is the table's.
+        sms: Counts of SMs whose GEMMs are priced where there is no table: 0.1 s each, up to 1 s
+            where nobody tuned them. None: every even one; empty: what GEMMs take over their
+            rooflines is the table's.
 
     Raises:
         ConfigError: no preset of that name.
