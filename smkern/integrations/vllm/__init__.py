@@ -1,4 +1,4 @@
-"""smkern in vLLM 0.26 and 0.33: paged attention as the backend `CUSTOM`, linear layers by the GEMM.
+"""smkern in vLLM 0.26 to 0.33: paged attention as the backend `CUSTOM`, linear layers by the GEMM.
 
 vLLM finds `register` by the entry point `vllm.general_plugins`; nothing else is imported before
 the backend is asked for:
@@ -25,8 +25,8 @@ from logging import getLogger
 
 from smkern.errors import ConfigError
 
-VERSIONS = ("0.26", "0.33")
-"""Of vLLM, whose interfaces the classes implement; those between were not read."""
+VERSIONS = tuple(f"0.{minor}" for minor in range(26, 34))
+"""Of vLLM, whose interfaces the classes implement."""
 BACKEND = "smkern.integrations.vllm.backend.SmkernBackend"
 NAME = "smkern"
 """Of the linear layers, as vLLM's `quantization`."""
@@ -49,8 +49,8 @@ def register() -> None:
         is_taken = AttentionBackendEnum.CUSTOM.is_overridden()
     except (ImportError, AttributeError) as reason:
         getLogger(__name__).warning(
-            "smkern is not registered: it is written for vLLM %s (%s)",
-            ", ".join(VERSIONS), reason,
+            "smkern is not registered: it is written for vLLM %s to %s (%s)",
+            VERSIONS[0], VERSIONS[-1], reason,
         )  # fmt: skip
         return
     register_quantization_config(NAME)(SmkernLinearConfig)
@@ -66,8 +66,8 @@ def check_version(version: str) -> None:
     """
     if not any(version == known or version.startswith(f"{known}.") for known in VERSIONS):
         raise ConfigError(
-            f"vLLM {version}: smkern's classes are written for {', '.join(VERSIONS)}; install that "
-            "one, or leave attention_backend=CUSTOM and quantization=smkern out"
+            f"vLLM {version}: smkern's classes are written for {VERSIONS[0]} to {VERSIONS[-1]}; "
+            "install one of these, or leave attention_backend=CUSTOM and quantization=smkern out"
         )
 
 

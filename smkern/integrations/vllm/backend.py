@@ -1,4 +1,4 @@
-"""smkern's attention as a backend of vLLM 0.26 and 0.33; imported by vLLM when it is asked for."""
+"""smkern's attention as a backend of vLLM 0.26 to 0.33; imported by vLLM when it is asked for."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
     ) -> tuple[int, ...]:
         """K and V of a head side by side, as vLLM's own backends have them.
 
-        0.26 asks for it; later ones lay out caches of that shape as they like: all strides serve.
+        0.29 and later do not ask, and lay out caches of that shape as they like: all strides serve.
         """
         return num_blocks, num_kv_heads, block_size, 2 * head_size
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         """As above."""
-        from vllm.v1.attention.backends.utils import get_kv_cache_layout  # gone later
+        from vllm.v1.attention.backends.utils import get_kv_cache_layout  # gone in 0.29
 
         return ORDERS[get_kv_cache_layout(), include_num_layers_dimension]
 

@@ -1,4 +1,4 @@
-"""What of vLLM 0.26 and 0.33 smkern's classes are written against: its own by their signatures."""
+"""What of vLLM 0.26 to 0.33 smkern's classes are written against: its own by their signatures."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def modules(version: str) -> dict[str, ModuleType]:
         "vllm.v1.attention.backends.registry": registry,
         "vllm.v1.attention.backends.utils": {},
     }
-    if version.startswith("0.26."):  # later ones lay out caches without asking
+    if version < "0.29":  # later ones lay out caches without asking
         names["vllm.v1.attention.backends.utils"]["get_kv_cache_layout"] = lambda: LAYOUT[0]
     made = {}
     for name, values in names.items():

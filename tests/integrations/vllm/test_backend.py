@@ -51,7 +51,7 @@ def test_chunks_and_steps_are_attention_by_hand(backend, options, layout, monkey
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
 @pytest.mark.parametrize("options", [{}, {"window": 20, "cache_dtype": "fp8"}], ids=str)
-def test_caches_of_0_33_lie_as_vllm_likes(order, options) -> None:
+def test_since_0_29_caches_lie_as_vllm_likes(order, options) -> None:
     with stubs.stubbed("0.33.0"):
         found = import_module("smkern.integrations.vllm.backend")
         assert found.SmkernBackend.get_supported_kernel_block_sizes(SimpleNamespace())
@@ -205,12 +205,19 @@ def test_a_vllm_without_the_registry_starts_and_its_log_says_so(caplog) -> None:
     assert "smkern is not registered: it is written for vLLM 0.26" in caplog.text
 
 
-@pytest.mark.parametrize("version", ["0.25.1", "0.27.0", "0.34.0", "0.260", "1.0"])
+@pytest.mark.parametrize("version", ["0.25.1", "0.34.0", "0.260", "1.0"])
 def test_another_vllm_is_refused_where_the_backend_is_asked_for(version: str) -> None:
     with stubs.stubbed(version):
         ours.register()
         with pytest.raises(ConfigError, match=f"vLLM {version}: .* 0.26"):
             __import__("smkern.integrations.vllm.backend")
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.27.1", "0.30.0", "0.33.0", "0.33.1"])
+def test_each_vllm_between_is_served(version: str) -> None:
+    with stubs.stubbed(version):
+        found = import_module("smkern.integrations.vllm.backend")
+        assert_close(Worker(found, order=(0, 1, 2, 3)).step({0: 20, 1: 5}))
 
 
 def test_nothing_of_vllm_is_imported_before_it_asks() -> None:

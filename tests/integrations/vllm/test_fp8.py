@@ -219,9 +219,9 @@ def test_another_quantisation_is_refused_by_name_with_the_way_out(said, named) -
 
 
 def test_another_vllm_is_refused_where_an_fp8_checkpoint_is_served() -> None:
-    with stubs.stubbed("0.27.0"):
+    with stubs.stubbed("0.34.0"):
         ours.register()
-        with pytest.raises(ConfigError, match=r"vLLM 0\.27\.0: .* 0\.26"):
+        with pytest.raises(ConfigError, match=r"vLLM 0\.34\.0: .* 0\.26"):
             config_of(BLOCKS)
 
 

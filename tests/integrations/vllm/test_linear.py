@@ -53,9 +53,9 @@ def test_who_asks_for_these_layers_gets_them_whatever_a_checkpoint_says_of_itsel
 
 
 def test_another_vllm_is_refused_where_the_layers_are_asked_for() -> None:
-    with stubs.stubbed("0.27.0"):
+    with stubs.stubbed("0.34.0"):
         ours.register()
-        with pytest.raises(ConfigError, match=r"vLLM 0\.27\.0: .* 0\.26"):
+        with pytest.raises(ConfigError, match=r"vLLM 0\.34\.0: .* 0\.26"):
             QUANTIZED["smkern"]()
 
 
