@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smkern.device import Budget
+from smkern.latency.cost import Load, kernels_of
 from smkern.latency.gemm_times import GemmTimes
 from smkern.tuning.config import Epilogue, GemmProblem
-from smkern.tuning.fp8 import PLAIN, ScaledProblem, Scales, serves_gated
+from smkern.tuning.fp8 import ScaledProblem, serves_gated
 from smkern.tuning.select import GEMM_FAMILY
 
 if TYPE_CHECKING:
@@ -45,25 +46,17 @@ def problems_of(
 
 def scaled_problems_of(
     config: ModelConfig, tokens: int, capability: tuple[int, int]
-) -> tuple[ScaledProblem, ...]:
+) -> Iterator[ScaledProblem]:
     """The products on e4m3 of a layer without experts, of so many tokens; none of other models."""
-    if config.quantization is None:
-        return ()
-    hidden, inner, residual = config.hidden_size, config.intermediate_size, Epilogue(residual=True)
-    scales: Scales = "block" if config.quantization.kind == "fp8-block" else "row"
-
-    def problem(n: int, k: int, epilogue: Epilogue = PLAIN) -> ScaledProblem:
-        return ScaledProblem(tokens, n, k, epilogue=epilogue, scales=scales)
-
-    gate_up = problem(2 * inner, hidden)
-    if serves_gated(gate_up, capability):
-        gate_up = replace(gate_up, epilogue=Epilogue(swiglu=True))
-    return (
-        problem(config.qkv_size, hidden, Epilogue(bias=config.qkv_bias)),
-        problem(hidden, config.q_size, residual),
-        gate_up,
-        problem(hidden, inner, residual),
-    )
+    by_blocks = config.quantization is not None and config.quantization.kind == "fp8-block"
+    for kernel in kernels_of(config, Load(tokens, 0, 0, 0), l2_bytes=0, layers=1):
+        if kernel.product is None or kernel.flop_rate == 1:
+            continue
+        m, n, k, epilogue = kernel.product
+        plain, gated = Epilogue(residual=epilogue == "residual"), Epilogue(swiglu=True)
+        found = ScaledProblem(m, n, k, epilogue=plain, scales="block" if by_blocks else "row")
+        fuses = epilogue == "swiglu" and serves_gated(found, capability)
+        yield replace(found, epilogue=gated) if fuses else found
 
 
 def gemm_times(
