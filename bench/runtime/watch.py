@@ -154,22 +154,25 @@ class Watched:
         return [span for window in self.steps for span in window]
 
     @property
+    def _pairs(self) -> list[tuple[Span, Span]]:
+        """Steps and those behind them, in the same window."""
+        return [pair for window in self.steps for pair in pairwise(window)]
+
+    @property
     def gaps_us(self) -> list[float]:
         """From a step's end to the next one's begin, on the device."""
-        pairs = (pair for window in self.steps for pair in pairwise(window))
-        return [after.begin_us - before.end_us for before, after in pairs]
+        return [after.begin_us - before.end_us for before, after in self._pairs]
 
     @property
     def periods_us(self) -> list[float]:
         """From a step's end to the next one's end, on the device: a gap that exceeds these is one
         in which the host paused."""
-        pairs = (pair for window in self.steps for pair in pairwise(window))
-        return [after.end_us - before.end_us for before, after in pairs]
+        return [after.end_us - before.end_us for before, after in self._pairs]
 
     @property
     def late(self) -> float:
         """Share of steps that the host launched when the one before was over already."""
-        pairs = [pair for window in self.steps for pair in pairwise(window)]
+        pairs = self._pairs
         return sum(b.launched_us > a.end_us for a, b in pairs) / max(len(pairs), 1)
 
     @property
