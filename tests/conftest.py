@@ -17,11 +17,6 @@ from smkern.kernels.cute import compile as cute
 
 TESTS = Path(__file__).parent
 SERVER = ("openai", "prometheus_client", "pydantic", "starlette", "transformers", "uvicorn")
-RANKS = (
-    "tests/fuzz/test_ranks.py", "tests/models/test_rank_processes.py",
-    "tests/runtime/ranks/test_ranks.py",
-)  # fmt: skip
-"""Files that import `tests/processes.py` to start some."""
 NOT_RUN = pytest.StashKey[Counter[str]]()
 
 if find_spec("hypothesis"):  # absent from a GPU machine without a network
@@ -91,21 +86,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A process of pytest-xdist's tells the one that prints the summary."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["not_run"] = dict(session.config.stash[NOT_RUN])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of files that start ranks one process runs all: what ranks are forked from loads once."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            return RANKS[0] if file in RANKS else file
-
-    return Scheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -48,18 +48,16 @@ def planned(args, options):
     }
 
 
-@pytest.mark.parametrize(
-    ("case", "return_lse"), [(CASES[0], False), (CASES[1], True), (CASES[2], True)]
-)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("return_lse", [True, False])
 def test_opcheck_functional(case, return_lse):
     args, options = prepared(case)
     options["return_lse"] = return_lse
     opcheck(torch.ops.smkern.paged_attention.default, args, options)
 
 
-@pytest.mark.parametrize(
-    ("case", "with_lse"), [(CASES[0], True), (CASES[1], False), (CASES[2], True)]
-)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("with_lse", [True, False])
 def test_opcheck_out(case, with_lse):
     args, options = prepared(case)
     out = torch.zeros_like(args[0])
