@@ -11,6 +11,7 @@
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
+constexpr int kEnough = 48;  // DECODE_ENOUGH of kernels/attention/items.py
 
 __device__ __forceinline__ int scan_warp(int x, int lane) {
 #pragma unroll
@@ -163,17 +164,19 @@ __device__ __forceinline__ u64 sum_warp(u64 x) {
   return x;
 }
 
-// The header, by one warp. CTAs that begin with decode items: their share of the time, see
-// decode_ctas in kernels/attention/items.py (a tile costs a prefill CTA 7, the same keys a decode CTA 3).
+// The header, by one warp. CTAs that begin with decode items: see decode_ctas in
+// kernels/attention/items.py (a tile costs a prefill CTA 10, the same keys a decode CTA 3).
 __device__ __forceinline__ void write_header(const PlanParams& p, const Shared& s,
                                              const Totals& kept, const Totals& all, int lane) {
   const int decode = kept.decode_items, prefill = kept.prefill_items;
   int ctas = decode ? p.num_ctas : 0;
   if (decode && prefill) {
-    const u64 d = 3 * sum_warp(s.decode_cost[lane]), f = 7 * sum_warp(s.prefill_cost[lane]);
+    const u64 d = 3 * sum_warp(s.decode_cost[lane]), f = 10 * sum_warp(s.prefill_cost[lane]);
     const u64 above = d * p.num_ctas + d + f - 1;
     const int share = above >> 32 ? (int)(above / (d + f)) : (int)((u32)above / (u32)(d + f));
-    ctas = min(max(share, 1), p.num_ctas > 1 ? p.num_ctas - 1 : 1);
+    const long long idle = p.num_ctas - (long long)prefill * p.num_kv_heads;
+    const int least = (int)(idle > 1 ? idle : 1);
+    ctas = min(max(min(share, kEnough), least), max(p.num_ctas - 1, 1));
   }
   int word = 0;
   if (lane == NUM_DECODE) word = decode;

@@ -150,6 +150,40 @@ def test_nothing_exceeds_what_the_shape_allows(step):
         assert begin % ALIGNMENT == 0
 
 
+@pytest.mark.parametrize(
+    ("tokens", "cached", "num_ctas", "want"),
+    [
+        (400, 1848, 132, 48),  # by time 83: memory gives no more than to 48
+        (400, 1848, 48, 31),
+        (2048, 2048, 132, 26),  # by time
+        (128, 1900, 132, 100),  # 4 row blocks of 8 heads: more would have nothing to do
+        (128, 1900, 48, 41),
+        (128, 1900, 33, 29),
+        (1, 2048, 132, 132),
+        (4096, 30_000, 2, 1),
+        (4096, 30_000, 1, 1),
+    ],
+)
+def test_ctas_that_begin_with_decode(tokens, cached, num_ctas, want):
+    """64 rows of 2,048 keys beside a chunk: units 0.5 us a tile and row block for 1.6."""
+    cu_q_lens = [*range(65), 64 + tokens]
+    shape = AttentionShape(
+        65, 32, 8, 128, 16, tokens, tokens + cached, 64 + tokens, 64 * 2048 + tokens + cached
+    )
+    buffer = plan_items(shape, [2048] * 64 + [tokens + cached], cu_q_lens, num_ctas)
+    assert buffer[items.DECODE_CTAS] == want
+
+
+@given(steps(), st.integers(1, 200))
+def test_no_cta_is_without_work(step, num_ctas):
+    shape, kv_lens, cu_q_lens = step
+    buffer = plan_items(shape, kv_lens, cu_q_lens, num_ctas)
+    decode, units = buffer[items.DECODE_CTAS], buffer[items.NUM_PREFILL] * shape.num_kv_heads
+    assert (decode > 0) == (buffer[items.NUM_DECODE] > 0)
+    if decode:
+        assert num_ctas - decode <= units
+
+
 @given(steps())
 def test_prefill_items_are_ordered_longest_first(step):
     shape, kv_lens, cu_q_lens = step

@@ -182,13 +182,16 @@ def test_ranges_that_overlap_are_dropped_where_they_do_not_fit():
     assert want[items.OVERFLOW] > 0
 
 
+@pytest.mark.parametrize("heads", [(8, 2), (32, 8)], ids=str)
+@pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("num_sms", [1, 2, 16, 100, None])
-def test_the_share_of_decode_ctas_follows_the_budget(num_sms):
-    q_lens, lengths = [1, 1, 1, 500, 8], [5000, 300, 9000, 700, 40]
+def test_the_share_of_decode_ctas_follows_the_budget(num_sms, rows, heads):
+    q_lens, lengths = [1, 1, 1] * rows + [500, 8], [5000, 300, 9000] * rows + [700, 40]
     num_sms = None if num_sms is None else at_most(num_sms)
     made = plan(
-        lengths, starts(q_lens), max_q_len=500, max_kv_len=9000, num_tokens=511, num_sms=num_sms
-    )
+        lengths, starts(q_lens), heads=heads, max_q_len=500, max_kv_len=9000,
+        num_tokens=sum(q_lens), num_sms=num_sms,
+    )  # fmt: skip
     want = check(made, lengths, starts(q_lens))
     assert 1 <= want[items.DECODE_CTAS] <= made.budget.num_sms
     if num_sms is not None:
