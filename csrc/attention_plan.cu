@@ -11,7 +11,6 @@
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kEnough = 48;  // DECODE_ENOUGH of kernels/attention/items.py
 
 __device__ __forceinline__ int scan_warp(int x, int lane) {
 #pragma unroll
@@ -171,12 +170,16 @@ __device__ __forceinline__ void write_header(const PlanParams& p, const Shared& 
   const int decode = kept.decode_items, prefill = kept.prefill_items;
   int ctas = decode ? p.num_ctas : 0;
   if (decode && prefill) {
-    const u64 d = 3 * sum_warp(s.decode_cost[lane]), f = 10 * sum_warp(s.prefill_cost[lane]);
+    const u64 cost = sum_warp(s.decode_cost[lane]);
+    const u64 d = 3 * cost, f = 10 * sum_warp(s.prefill_cost[lane]);
     const u64 above = d * p.num_ctas + d + f - 1;
     const int share = above >> 32 ? (int)(above / (d + f)) : (int)((u32)above / (u32)(d + f));
+    const int blocks = (p.group + p.decode_rows - 1) / p.decode_rows;
+    const u64 tiles = cost - decode, enough = 77 * blocks * cost / (2 * (tiles ? tiles : 1));
     const long long idle = p.num_ctas - (long long)prefill * p.num_kv_heads;
     const int least = (int)(idle > 1 ? idle : 1);
-    ctas = min(max(min(share, kEnough), least), max(p.num_ctas - 1, 1));
+    ctas = enough < (u64)share ? (int)enough : share;
+    ctas = min(max(ctas, least), max(p.num_ctas - 1, 1));
   }
   int word = 0;
   if (lane == NUM_DECODE) word = decode;

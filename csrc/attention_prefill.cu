@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(prefill::kThreads, 1)
                       const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) char shared[];
   await_previous_kernel();
-  // evenly over the grid: neighbours in it share a GPC's way to memory, the first 72 of 132 four GPCs'
+  // evenly over the grid: neighbours in it share a GPC's way to memory
   const int decode_ctas = p.plan[DECODE_CTAS], grid = gridDim.x, cta = blockIdx.x;
   const int before = cta * decode_ctas / grid;
   if (before < (cta + 1) * decode_ctas / grid) {

@@ -151,27 +151,42 @@ def test_nothing_exceeds_what_the_shape_allows(step):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "cached", "num_ctas", "want"),
+    ("rows", "tokens", "cached", "num_ctas", "want"),
     [
-        (400, 1848, 132, 48),  # by time 83: memory gives no more than to 48
-        (400, 1848, 48, 31),
-        (2048, 2048, 132, 26),  # by time
-        (128, 1900, 132, 100),  # 4 row blocks of 8 heads: more would have nothing to do
-        (128, 1900, 48, 41),
-        (128, 1900, 33, 29),
-        (1, 2048, 132, 132),
-        (4096, 30_000, 2, 1),
-        (4096, 30_000, 1, 1),
+        ((64, 2048), 400, 1848, 132, 48),  # by time 83: memory gives no more than to 48
+        ((64, 2048), 400, 1848, 48, 31),  # by time
+        ((64, 2048), 2048, 2048, 132, 26),
+        ((16, 16_384), 400, 1848, 132, 43),  # longer pieces
+        ((256, 100), 400, 0, 132, 77),  # a request's end reads nothing
+        ((64, 2048), 128, 1900, 132, 100),  # 4 row blocks of 8 heads: more would have nothing to do
+        ((64, 2048), 128, 1900, 48, 41),
+        ((64, 2048), 1, 2048, 132, 132),
+        ((64, 2048), 4096, 30_000, 2, 1),
+        ((64, 2048), 4096, 30_000, 1, 1),
     ],
 )
-def test_ctas_that_begin_with_decode(tokens, cached, num_ctas, want):
-    """64 rows of 2,048 keys beside a chunk: units 0.5 us a tile and row block for 1.6."""
-    cu_q_lens = [*range(65), 64 + tokens]
+def test_ctas_that_begin_with_decode(rows, tokens, cached, num_ctas, want):
+    """Of 32 heads on 8 KV heads."""
+    assert _decode_ctas(rows, tokens, cached, num_ctas, (32, 8)) == want
+
+
+def test_row_blocks_that_share_keys_read_them_once():
+    wanted = {(8, 1): 48, (16, 1): 96, (16, 2): 48}
+    for heads, want in wanted.items():
+        assert _decode_ctas((1024, 2048), 2048, 0, 132, heads) == want
+
+
+def _decode_ctas(
+    rows: tuple[int, int], tokens: int, cached: int, num_ctas: int, heads: tuple[int, int]
+) -> int:
+    """Of so many decode rows of so many keys each, beside a chunk."""
+    batch, keys = rows
+    lengths = [keys] * batch + [tokens + cached]
     shape = AttentionShape(
-        65, 32, 8, 128, 16, tokens, tokens + cached, 64 + tokens, 64 * 2048 + tokens + cached
+        batch + 1, *heads, 128, 16, tokens, max(lengths), batch + tokens, sum(lengths)
     )
-    buffer = plan_items(shape, [2048] * 64 + [tokens + cached], cu_q_lens, num_ctas)
-    assert buffer[items.DECODE_CTAS] == want
+    buffer = plan_items(shape, lengths, [*range(batch + 1), batch + tokens], num_ctas)
+    return int(buffer[items.DECODE_CTAS])
 
 
 @given(steps(), st.integers(1, 200))

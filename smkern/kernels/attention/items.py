@@ -34,8 +34,6 @@ TICKET, DEPARTED = 8, 9
 ITEM_WORDS = 12
 (REQUEST, KV_BEGIN, KV_END, KV_LEN, Q_START, Q_LEN, FIRST_ROW, FIRST_SLOT, NUM_PIECES, PIECE,
  COUNTER, TILES) = range(ITEM_WORDS)  # fmt: skip
-DECODE_ENOUGH = 48
-"""CTAs whose decode items read as fast as memory gives: 0.97 of it on an H200, of fp8 0.92."""
 COST = TILES
 """Words of an item. Keys [KV_BEGIN, KV_END) are walked for the packed rows from FIRST_ROW.
 
@@ -180,7 +178,7 @@ def plan_items(
     buffer[[NUM_DECODE, NUM_PREFILL, DECODE_CTAS]] = (
         len(decode),
         len(prefill),
-        decode_ctas(decode, prefill, num_ctas, shape.num_kv_heads),
+        decode_ctas(decode, prefill, num_ctas, shape),
     )
     buffer[[OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS]] = overflow, slots["decode"], slots["prefill"]
     costs = [item[TILES] + PIECE_COST for item in decode]
@@ -198,20 +196,24 @@ def decode_ctas(
     decode: Sequence[Sequence[int]],
     prefill: Sequence[Sequence[int]],
     num_ctas: int,
-    num_kv_heads: int,
+    shape: AttentionShape,
 ) -> int:
     """How many CTAs of a mixed launch begin with decode items.
 
     By decode's share of the time, where a 128-key tile of one KV head costs a prefill CTA 1.6 us
     and the same keys a decode CTA 0.5. No more than saturate memory, so that the others compute
-    meanwhile, unless these have nothing to do. At least one CTA if there is any decode.
+    meanwhile, unless these have nothing to do: 38.5 if a request's end took no time and its row
+    blocks read for themselves, 48 for pieces of 512 keys and up to 8 heads on a KV head. Those have
+    0.97 of memory's rate on an H200, of fp8 0.92. At least one CTA if there is any decode.
     """
-    decode_cost = 3 * sum(item[TILES] + 1 for item in decode)
-    prefill_cost = 10 * sum(item[TILES] + 1 for item in prefill)
+    cost = sum(item[TILES] + 1 for item in decode)
+    decode_cost, prefill_cost = 3 * cost, 10 * sum(item[TILES] + 1 for item in prefill)
     if decode_cost == 0:
         return 0
     if prefill_cost == 0:
         return num_ctas
     share = -(-decode_cost * num_ctas // (decode_cost + prefill_cost))
-    idle = num_ctas - len(prefill) * num_kv_heads
-    return min(max(min(share, DECODE_ENOUGH), idle, 1), max(num_ctas - 1, 1))
+    blocks = -(-shape.group // shape.decode_rows)
+    enough = 77 * blocks * cost // (2 * max(cost - len(decode), 1))
+    idle = num_ctas - len(prefill) * shape.num_kv_heads
+    return min(max(min(share, enough), idle, 1), max(num_ctas - 1, 1))
