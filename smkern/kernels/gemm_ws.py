@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from smkern.kernels import gemm_tiles as _schedule
-from smkern.kernels.gemm_ws_copy import PAIR, box_rows, boxes_shape, copy_warp
+from smkern.kernels.gemm_ws_copy import PAIR, barrier, box_rows, boxes_shape, copy_warp
 
 _num_segments = gluon.jit(_schedule._num_segments)
 _segment = gluon.jit(_schedule._segment)
@@ -244,7 +244,7 @@ def _multiply_warps(
                     gl.store(_partial(partials, slot, acc, TILE, 0, BLOCK_Y), acc)
                     if EXTRA_Y:
                         gl.store(_partial(partials, slot, extra, TILE, MAIN, EXTRA_Y), extra)
-                    gl.thread_barrier()
+                    barrier()
                     arrived = gl.atomic_add(counters + nth, 1, sem="acq_rel", scope="gpu")
                 complete = arrived == pieces - 1
                 if complete:

@@ -16,6 +16,7 @@ _num_segments = gluon.jit(_schedule._num_segments)
 _segment = gluon.jit(_schedule._segment)
 _tile_coords = gluon.jit(_schedule._tile_coords)
 _first_row = gluon.jit(_schedule._first_row)
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.6's name
 
 
 PAIR = gl.constexpr(16)

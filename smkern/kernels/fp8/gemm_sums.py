@@ -14,6 +14,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from smkern.kernels.gemm_ws_copy import barrier
+
 ROWS = gl.constexpr(64)
 """Rows of a tile that a warpgroup multiplies."""
 TURNS = gl.constexpr(4)
@@ -85,9 +87,9 @@ def _share(value, shared):
     From global memory each step takes a warp 16 lines, and a line takes a clock of the path that
     operands are read by: products of 16 rows on 24 SMs took 1.2 times as long.
     """
-    gl.thread_barrier()
+    barrier()
     shared.store(value)
-    gl.thread_barrier()
+    barrier()
 
 
 @gluon.jit

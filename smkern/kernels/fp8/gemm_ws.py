@@ -26,7 +26,7 @@ from smkern.kernels.fp8.gemm_sums import (
     sum_wide,
 )
 from smkern.kernels.gemm_ws import _finish, _partial
-from smkern.kernels.gemm_ws_copy import copy_warp
+from smkern.kernels.gemm_ws_copy import barrier, copy_warp
 
 _num_segments = gluon.jit(_schedule._num_segments)
 _segment = gluon.jit(_schedule._segment)
@@ -168,7 +168,7 @@ def _multiply(
                         gl.store(
                             _partial(partials, slot, sums[part], TILE, at, BLOCK_Y), sums[part]
                         )
-                    gl.thread_barrier()
+                    barrier()
                     arrived = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
                 complete = arrived == pieces - 1
                 if complete:

@@ -23,6 +23,7 @@ from smkern.kernels.fp8.gemm_sums import (
 )
 from smkern.kernels.fp8.gemm_ws import BLOCK, _scaled
 from smkern.kernels.gemm_ws import _finish
+from smkern.kernels.gemm_ws_copy import barrier
 from smkern.kernels.grouped_ws import _tile, _tile_ends
 
 HALF = gl.constexpr(64)
@@ -161,7 +162,7 @@ def _multiply(
         row0 = _hear(told, stage, 1)
         end = _hear(told, stage, 2)
         col0 = _hear(told, stage, 3) * BLOCK_N
-        gl.thread_barrier()  # all have heard it before one of them releases the stage
+        barrier()  # all have heard it before one of them releases the stage
         if SWAP:
             col0 += PART * ROWS
         else:
@@ -218,7 +219,7 @@ def _copy_warp(
                 _tell(told, stage, 1, row)
                 _tell(told, stage, 2, end)
                 _tell(told, stage, 3, tile_n)
-                gl.thread_barrier()
+                barrier()
             mbarrier.expect(bar, BYTES)
             for half in gl.static_range(HALVES):
                 tma.async_copy_global_to_shared(
