@@ -25,7 +25,8 @@ TARGETS = {("qwen3-8b", "15ms"): 1.9, ("qwen3-8b", "20ms"): 1.4, ("qwen3-8b", "3
 def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
     """Ratios over stock vLLM, above 1 where smkern is better, by model and provider.
 
-    Whose 99th percentile missed the limit is told under `missed`; a target is met within it only.
+    Whose 99th percentile missed the limit is told under `missed`; a target is met within it only,
+    and where stock missed it there is no ratio.
     """
     rows: dict[str, Any] = {}
     for model in dict.fromkeys(cell["case"]["model"] for cell in cells):
@@ -46,7 +47,8 @@ def _rows(model: str, cells: Sequence[Cell]) -> dict[str, Any]:
             late = [x for x in (ours, stock) if x and x["tbt_p99_ms"] > float(limit[:-2])]
             if late:
                 row["missed"] = {x["provider"]: x["tbt_p99_ms"] for x in late}
-            if row["met"] and ours in late:
+                row["value"] = None if stock in late else row["value"]
+            if target is not None and ours in late:
                 row["met"] = False
             rows[f"{provider}_over_{base}_{limit}"] = row
     for provider, base in STOCK.items():

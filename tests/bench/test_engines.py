@@ -141,7 +141,10 @@ def test_a_try_that_a_pause_spoils_is_watched_again() -> None:
 
 
 def test_ratios_are_over_stock_and_a_missed_limit_is_told() -> None:
-    rates = {(VLLM, "15ms"): (10, 14.9), (OURS, "15ms"): (20, 15.2), (ATTENTION, "15ms"): (11, 14)}
+    rates = {
+        (VLLM, "15ms"): (10, 14.9), (OURS, "15ms"): (20, 15.2), (ATTENTION, "15ms"): (11, 14),
+        (VLLM, "20ms"): (3, 20.1), (OURS, "20ms"): (12, 19),
+    }  # fmt: skip
     cells = [
         LOAD.cell("served", provider, value, "tokens/ms", limit=limit) | {"tbt_p99_ms": p99}
         for (provider, limit), (value, p99) in rates.items()
@@ -150,6 +153,9 @@ def test_ratios_are_over_stock_and_a_missed_limit_is_told() -> None:
     rows = summarize(cells)
     assert rows["qwen3-8b smkern_over_vllm_15ms"] == {
         "value": 2.0, "target": 1.9, "met": False, "cells": 2, "missed": {OURS: 15.2},
+    }  # fmt: skip
+    assert rows["qwen3-8b smkern_over_vllm_20ms"] == {
+        "value": None, "target": 1.4, "met": True, "cells": 2, "missed": {VLLM: 20.1},
     }  # fmt: skip
     assert rows["qwen3-8b vllm+smkern_over_vllm_15ms"]["value"] == 1.1
     assert rows["qwen3-8b vllm+smkern_over_vllm_decode_alone"]["value"] == 1.25
