@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 
 from smkern.panels import Mark, Panel, Picture, curve, level, look, write
 
@@ -38,24 +40,22 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def draw_comparison(heading: str, served: Mapping[str, Served], tbt_ms: float, path: Path) -> Path:
-    """First tokens and gaps as distributions, and the split over time, a line a policy."""
+    """First tokens and gaps as distributions, a line a policy; the split over time, a row each."""
     styles = looks(list(served))
     smooth = {name: {**style, "marker": ""} for name, style in styles.items()}
-    ttft: list[Mark] = []
-    tbt: list[Mark] = [level(0.99, linewidth=0.8), _upright(tbt_ms)]
-    split: list[Mark] = []
+    ttft: list[Mark] = [_logarithmic]
+    tbt: list[Mark] = [_logarithmic, level(0.99, linewidth=0.8), _upright(tbt_ms)]
     for name, one in served.items():
         waits = [1e3 * record.ttft_s for record in one.counted if len(record.token_s)]
         ttft.append(curve(_shares(waits, len(one.counted)), **smooth[name]))
         gaps = 1e3 * one.gaps_s()
         tbt.append(curve(_shares(gaps, len(gaps)), **smooth[name]))
-        split.append(_steps(one, smooth[name]))
     panels = [
         Panel("first tokens that came by then", ttft, "share", "TTFT, ms"),
         Panel("gaps between tokens no longer", tbt, "share", "TBT, ms"),
     ]
     if any(one.split for one in served.values()):
-        panels.append(Panel("the split over time", split, "SMs of decode", "s"))
+        panels.append(Panel("the split over time", [strips(served)], "", "s"))
     size = (5.2 * len(panels), 5.0)
     return _written(Picture(path.stem, heading, panels, len(panels), size), path)
 
@@ -133,8 +133,33 @@ def _shares(values: Sequence[float] | Any, count: int) -> list[tuple[float, floa
     return [(float(ordered[n]), (n + 1) / count) for n in at]
 
 
+def _logarithmic(panel: Axes) -> None:
+    panel.set_xscale("log")
+    panel.xaxis.set_major_formatter("{x:g}")
+
+
 def _upright(x: float) -> Mark:
     return lambda panel: panel.axvline(x, color="#444444", linewidth=0.8, linestyle=":")
+
+
+def strips(served: Mapping[str, Served]) -> Mark:
+    """A row a policy, coloured by the SMs of decode; white: no split."""
+    names = list(served)[::-1]  # from below
+
+    def draw(panel: Axes) -> None:
+        most = max(rung or 0 for one in served.values() for _, rung in one.split)
+        colors: dict[str, Any] = {"cmap": "viridis_r", "norm": Normalize(0, most)}
+        for row, one in enumerate(served[name] for name in names):
+            ends_s = [at_s for at_s, _ in one.split[1:]] + [one.end_s]
+            changes = zip(one.split, ends_s, strict=False)
+            spans = [(at_s, end_s - at_s, rung) for (at_s, rung), end_s in changes if rung]
+            rungs = np.array([rung for *_, rung in spans])
+            panel.broken_barh([x[:2] for x in spans], (row + 0.1, 0.8), array=rungs, **colors)
+        panel.set_yticks([row + 0.5 for row in range(len(names))], names)
+        panel.set_ylim(top=len(names))
+        panel.figure.colorbar(ScalarMappable(**colors), ax=panel, label="SMs of decode")
+
+    return draw
 
 
 def _steps(served: Served, style: Mapping[str, Any]) -> Mark:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 import smkern
 from smkern.errors import ArgumentError, ConfigError, TraceError
@@ -13,7 +14,8 @@ from smkern.models import preset
 from smkern.panels import write
 from smkern.policies import StaticSplit
 from smkern.replay import Arrival, Comparison, SimServer, Sizes, Trace, compare, replay
-from smkern.replay.plots import draw_splits, limits_picture, rates_picture
+from smkern.replay.plots import draw_splits, limits_picture, rates_picture, strips
+from smkern.replay.records import Served
 
 
 class Flat:
@@ -172,6 +174,23 @@ def test_what_serves_is_no_name() -> None:
 def test_a_trace_that_is_none(server: SimServer) -> None:
     with pytest.raises(TraceError, match="nowhere"):
         compare(["chunked"], "nowhere.csv", server=server)
+
+
+def test_a_policys_splits_are_a_row_in_the_colours_of_their_rungs() -> None:
+    def replayed(policy: str, split: list[tuple[float, int | None]]) -> Served:
+        return Served(policy, TRACE, [], warm_s=0.0, end_s=3.0, split=split)
+
+    served = {
+        "split": replayed("split", [(0.0, None), (1.0, 24), (1.5, 40)]),
+        "chunked": replayed("chunked", []),
+    }
+    axes = Figure().add_subplot()
+    strips(served)(axes)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["chunked", "split"]
+    bars = [bar for bar in axes.collections if len(bar.get_paths())]
+    assert [list(bar.get_array()) for bar in bars] == [[24, 40]]
+    corners = [path.vertices[:4, 0] for path in bars[0].get_paths()]
+    assert [(x.min(), x.max()) for x in corners] == [(1.0, 1.5), (1.5, 3.0)]
 
 
 def test_a_policy_looks_the_same_in_every_panel(monkeypatch: pytest.MonkeyPatch) -> None:
