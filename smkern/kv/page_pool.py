@@ -10,7 +10,7 @@ from typing import Any
 from smkern.errors import ArgumentError, OutOfPagesError
 from smkern.kv.check import check_pool
 from smkern.kv.pages import PageStates, PoolUsage, RequestPages
-from smkern.kv.prefix import BlockChain, Chain, Event, PrefixIndex, block_digest
+from smkern.kv.prefix import BlockChain, Chain, Event, PrefixIndex, block_digests
 from smkern.kv.virtual import VirtualChain, VirtualTokens
 from smkern.limits import as_flag, as_int
 
@@ -224,14 +224,12 @@ class PagePool:
             return
         known = held.num_tokens - len(held.tail)
         tail, size = [*held.tail, *tokens], self.page_size
-        digests, digest = [], held.digest
-        for start in range(0, len(tail) - size + 1, size):
-            digest = block_digest(digest, tail[start : start + size])
-            digests.append(digest)
-        for number, name in enumerate(digests, known // size):
-            self.index.add(name, held.pages[number], written)
-        held.digest = digest
-        held.tail = tail[len(digests) * size :]
+        if full := len(tail) // size * size:
+            digests = block_digests(held.digest, tail[:full], size)
+            for number, name in enumerate(digests, known // size):
+                self.index.add(name, held.pages[number], written)
+            held.digest = digests[-1]
+        held.tail = tail[full:]
         held.num_tokens = after
 
     def release(self, request: Hashable, event: Event | None = None) -> None:

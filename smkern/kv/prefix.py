@@ -17,23 +17,27 @@ class Event(Protocol):
     def query(self) -> bool: ...
 
 
-def block_digest(before: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: 128 bits over its tokens and the name of all before it.
+def block_digests(before: bytes, tokens: Sequence[int], page_size: int) -> list[bytes]:
+    """The names of full blocks: 128 bits over a block's tokens and the name of all before it.
 
     Raises:
         ArgumentError: a token that is no integer of 64 bits.
     """
     try:
-        block = array("q", tokens)
+        data = array("q", tokens).tobytes()
     except (TypeError, OverflowError) as error:
         raise ArgumentError(
             f"tokens {list(tokens[:8])}... are no 64-bit integers ({error}): pass token ids"
         ) from None
-    return blake2b(before + block.tobytes(), digest_size=16).digest()
+    digests, width = [], 8 * page_size
+    for end in range(width, len(data) + 1, width):
+        before = blake2b(before + data[end - width : end], digest_size=16).digest()
+        digests.append(before)
+    return digests
 
 
 class BlockChain:
-    """The names of a prompt's full blocks, each made when it is first asked for and then kept.
+    """The names of a prompt's full blocks, made when they are first asked for and then kept.
 
     Keep one for a request that waits: asking again for its pages then hashes nothing.
 
@@ -63,11 +67,10 @@ class BlockChain:
         """The name of block `index`."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        digests, size = self._digests, self.page_size
-        while len(digests) <= index:
-            start = len(digests) * size
-            before = digests[-1] if digests else self.root
-            digests.append(block_digest(before, self.tokens[start : start + size]))
+        digests, size, known = self._digests, self.page_size, len(self._digests)
+        if known <= index:  # twice as many as are known: who asks for one often asks for the next
+            tokens = self.tokens[known * size : max(index + 1, 2 * known) * size]
+            digests += block_digests(digests[-1] if known else self.root, tokens, size)
         return digests[index]
 
 

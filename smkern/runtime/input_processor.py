@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
+
+import numpy as np
 
 from smkern.errors import OutOfPagesError, RequestError
 from smkern.kv import VirtualTokens
@@ -65,9 +69,8 @@ class InputProcessor:
             self._check_virtual(index, params)
             ids = prompt.copy()
         else:
-            ids = self._token_ids(index, prompt, params)
+            ids = self._checked(index, self._token_ids(index, prompt, params))
             self.reads_tokens = True
-            self._check_tokens(index, ids)
         self._check_context(index, len(ids))
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -114,16 +117,23 @@ class InputProcessor:
                 "token ids, or another tokenizer"
             ) from reason
 
-    def _check_tokens(self, index: int, ids: Sequence[int]) -> None:
+    def _checked(self, index: int, ids: list[int]) -> list[int]:
+        """The ids, all of them of the vocabulary."""
         vocab = self._config.vocab_size
         if not ids:
             raise RequestError(f"prompt {index} is empty: pass at least one token")
+        with suppress(TypeError, OverflowError):  # the loop names what is no whole number
+            whole = array("q", ids)
+            found = np.frombuffer(whole, np.int64)
+            if found.min() >= 0 and found.max() < vocab:
+                return whole.tolist()
         for position, token in enumerate(ids):
             if not isinstance(token, int) or not 0 <= token < vocab:
                 raise RequestError(
                     f"prompt {index} has {shown(token)} at position {position}: token ids are "
                     f"whole numbers of 0 to {vocab - 1}; use this model's tokenizer"
                 )
+        return ids
 
     def _check_virtual(self, index: int, params: SamplingParams) -> None:
         if self._pool.has_memory:

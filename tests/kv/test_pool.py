@@ -10,6 +10,7 @@ import torch
 import smkern
 from smkern.errors import ArgumentError, OutOfPagesError, PoolCorruptError
 from smkern.kv import KvPool, KvSizes
+from smkern.kv.prefix import BlockChain
 from smkern.kv.storage import pages_in_free_memory
 from tests.kv.test_page_pool_states import FakeEvent
 
@@ -81,6 +82,21 @@ def test_reuse_can_be_off() -> None:
     pool.release("a")
     assert pool.usage == (0, 0, 8)
     pool.check()
+
+
+@pytest.mark.parametrize("parts", [[40], [1, 3, 10, 26], [16, 16, 8], [1] * 40], ids=str)
+def test_blocks_have_the_same_names_however_they_came(parts: list[int]) -> None:
+    """Named one by one or all at once, of a prompt or of what was computed of it."""
+    tokens = list(range(40))
+    one_by_one, at_once = BlockChain(tokens, 16), BlockChain(tokens, 16)
+    last = at_once[1]
+    assert [one_by_one[0], one_by_one[1]] == [at_once[0], last]
+    pool = pool_of()
+    pool.allocate("a", tokens)
+    for part in parts:
+        at = pool.held("a").num_tokens
+        pool.commit("a", tokens[at : at + part])
+    assert [name for name, _ in pool.index.items()] == [at_once[0], last]
 
 
 def test_a_chain_asks_the_pool_again_without_hashing() -> None:

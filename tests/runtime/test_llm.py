@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -201,6 +202,8 @@ def test_what_raises_in_a_forward_leaks_nothing(error, after, prompts, alone, mo
         ([1, VOCAB], {}, f"prompt 1 has {VOCAB} at position 1: .* 0 to {VOCAB - 1}"),
         ([1, -1], {}, "prompt 1 has -1 at position 1"),
         ([1.5], {}, "prompt 1 has 1.5"),
+        ([1, 10**30], {}, "prompt 1 has 1000.* at position 1"),
+        ([1, "2"], {}, "prompt 1 has '2' at position 1"),
         (1.5, {}, "prompt 1 is 1.5: pass a text or a list of token ids"),
         (None, {}, "prompt 1 is None"),
         ([1] * 257, {}, "prompt 1 has 257 tokens, the context holds 256"),
@@ -230,6 +233,13 @@ def test_bad_requests_are_named_and_nothing_runs(prompt, params, message) -> Non
         with pytest.raises(RequestError, match=message):
             call([[1, 2], prompt], [greedy(), SamplingParams(**params)])
     assert llm.pool.usage == (0, 0, 64)
+
+
+def test_ids_of_numpy_are_whole_numbers_too() -> None:
+    llm = make_llm()
+    of_numpy, plain = llm.generate([[*np.array([3, 4])], [3, 4]], greedy())
+    assert of_numpy.tokens == plain.tokens
+    assert {type(token) for token in of_numpy.tokens} == {int}
 
 
 def test_what_can_never_fit_is_refused_by_name() -> None:
