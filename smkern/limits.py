@@ -65,6 +65,8 @@ def as_float(name: str, value: Any, *, positive: bool = False) -> float:
     try:
         if isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", None):
             raise TypeError  # float() would take some of them
+        if getattr(value, "is_sparse", False):
+            raise TypeError  # float() takes it, torch's dispatcher does not
         number = float(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor without memory
         raise ArgumentError(f"{name}={shown(value)} is no number: pass a float") from None

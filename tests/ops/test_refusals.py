@@ -32,6 +32,13 @@ def test_numbers_are_numbers(value):
             as_int("count", value, 1)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_a_sparse_number_is_none():
+    """Python takes it for a float, and torch's dispatcher would not."""
+    with pytest.raises(ArgumentError, match="is no number: pass a float"):
+        smkern.rms_norm(torch.ones(2, 4), torch.ones(4), eps=torch.tensor(1.0).to_sparse())
+
+
 @pytest.mark.parametrize("scale", [1e-46, 1e-39, MIN_FLOAT / 2])
 def test_a_scale_whose_inverse_fp32_cannot_hold(scale):
     """Zeros divided by it would be NaN."""
