@@ -149,13 +149,14 @@ def _number(value: Any) -> str:
 
 
 def _judged(row: Mapping[str, Any]) -> bool:
-    """Whether a row is met, missed or not measured: a value without a target is none of these."""
-    return row["target"] is not None or row["value"] is None
+    """Whether a row is met, missed or not measured: none of these is a value without a target, nor
+    a ratio over a peer that missed the limit."""
+    return row["target"] is not None or (row["value"] is None and not row.get("missed"))
 
 
 def _met(row: Mapping[str, Any]) -> str:
     if not _judged(row):
-        return ""
+        return "the peer missed it" if row["value"] is None else ""
     return {True: "met", False: "**missed**", None: "not measured"}[row.get("met")]
 
 

@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "informal": {"value": 3.0},
         "unasked": {"value": 2.0, "target": None, "met": None},
         "unknown": {"value": None, "target": 2.0, "met": None},
+        "over-late": {"value": None, "target": None, "met": None, "missed": {"peer": 15.6}},
     }
     path = tmp_path_factory.mktemp("results")
     results.save(path / "gemm.json")
@@ -157,6 +158,7 @@ def test_targets_are_rows_that_have_one(blocks: dict[str, str]) -> None:
     assert "| gemm: geomean_vs_cublas smkern | 1.2 | 1.12 | met |" in targets
     assert "| gemm: unasked | 2 |  |  |" in targets
     assert "| gemm: unknown |  | 2 | not measured |" in targets
+    assert "| gemm: over-late |  |  | the peer missed it |" in targets
     assert "informal" not in targets
 
 
