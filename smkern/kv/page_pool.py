@@ -218,16 +218,14 @@ class PagePool:
         if held.names is not None:
             first, size = held.num_tokens // self.page_size, self.page_size
             known_as = held.names.names(first, after // size, size)
-            for page, block in zip(held.pages[first:], known_as, strict=False):
-                self.index.add(block, page, written)
+            self.index.add(known_as, held.pages[first:], written)
             held.num_tokens = after
             return
         known = held.num_tokens - len(held.tail)
         tail, size = [*held.tail, *tokens], self.page_size
         if full := len(tail) // size * size:
             digests = block_digests(held.digest, tail[:full], size)
-            for number, name in enumerate(digests, known // size):
-                self.index.add(name, held.pages[number], written)
+            self.index.add(digests, held.pages[known // size :], written)
             held.digest = digests[-1]
         held.tail = tail[full:]
         held.num_tokens = after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -102,15 +102,18 @@ class PrefixIndex:
         """The name of what a page holds, if it is known."""
         return self._digest_of.get(page)
 
-    def add(self, digest: Any, page: int, written: Event | None) -> None:
-        """Say what a page holds (once `written` is over); where another page holds it, nothing."""
-        if digest in self._page_of:
-            return
-        assert page not in self._digest_of, page
-        self._page_of[digest] = page
-        self._digest_of[page] = digest
-        if written is not None:
-            self._written[page] = written
+    def add(self, digests: Iterable[Any], pages: Iterable[int], written: Event | None) -> None:
+        """Say what pages hold (once `written` is over), a block each; nothing of a block that
+        another page holds."""
+        page_of, digest_of = self._page_of, self._digest_of
+        for digest, page in zip(digests, pages, strict=False):
+            if digest in page_of:
+                continue
+            assert page not in digest_of, page
+            page_of[digest] = page
+            digest_of[page] = digest
+            if written is not None:
+                self._written[page] = written
 
     def remove(self, page: int) -> None:
         """Forget what a page holds."""

@@ -261,7 +261,7 @@ def _cached_unknown(pool: KvPool) -> None:
 
 def _written_shared(pool: KvPool) -> None:
     held = pool.held("a")
-    pool.index.add(b"x", held.pages[-1], None)
+    pool.index.add([b"x"], held.pages[-1:], None)
 
 
 @pytest.mark.parametrize(
