@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 
 from smkern.panels import Mark, Panel, Picture, curve, level, look, write
 
@@ -24,6 +22,8 @@ COLORS = (
 MARKERS = "os^vD*xP<>hp"
 POINTS = 400
 """Points of a line that shows a whole distribution."""
+MOMENTS = 1000
+"""Of a replay, at which its split is shown."""
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
 """Policy to its (x, y)."""
@@ -143,21 +143,21 @@ def _upright(x: float) -> Mark:
 
 
 def strips(served: Mapping[str, Served]) -> Mark:
-    """A row a policy, coloured by the SMs of decode; white: no split."""
+    """A row a policy, coloured by the SMs of decode at `MOMENTS` moments; white: no split."""
     names = list(served)[::-1]  # from below
+    edges = np.linspace(0.0, max(one.end_s for one in served.values()), MOMENTS + 1)
+    sms = np.full((len(names), MOMENTS), np.nan)
+    for row, one in zip(sms, (served[name] for name in names), strict=True):
+        starts = [at_s for at_s, _ in one.split]
+        rungs = np.array([np.nan, *(rung or np.nan for _, rung in one.split)])
+        row[:] = rungs[np.searchsorted(starts, edges[:-1], "right")]
+        row[edges[:-1] >= one.end_s] = np.nan
 
     def draw(panel: Axes) -> None:
-        most = max(rung or 0 for one in served.values() for _, rung in one.split)
-        colors: dict[str, Any] = {"cmap": "viridis_r", "norm": Normalize(0, most)}
-        for row, one in enumerate(served[name] for name in names):
-            ends_s = [at_s for at_s, _ in one.split[1:]] + [one.end_s]
-            changes = zip(one.split, ends_s, strict=False)
-            spans = [(at_s, end_s - at_s, rung) for (at_s, rung), end_s in changes if rung]
-            rungs = np.array([rung for *_, rung in spans])
-            panel.broken_barh([x[:2] for x in spans], (row + 0.1, 0.8), array=rungs, **colors)
+        mesh = panel.pcolormesh(edges, np.arange(len(names) + 1), sms, cmap="viridis_r", vmin=0)
+        panel.hlines(range(1, len(names)), 0, edges[-1], color="white", linewidth=4)
         panel.set_yticks([row + 0.5 for row in range(len(names))], names)
-        panel.set_ylim(top=len(names))
-        panel.figure.colorbar(ScalarMappable(**colors), ax=panel, label="SMs of decode")
+        panel.figure.colorbar(mesh, ax=panel, label="SMs of decode")
 
     return draw
 
