@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -88,7 +87,7 @@ class InputProcessor:
         self._check_fits(request)
         return request
 
-    def _token_ids(self, index: int, prompt: Prompt, params: SamplingParams) -> list[int]:
+    def _token_ids(self, index: int, prompt: Prompt, params: SamplingParams) -> list[Any]:
         if self._tokenizer is None and (isinstance(prompt, str) or params.stops):
             what = "is a text" if isinstance(prompt, str) else f"stops at {params.stops}"
             raise RequestError(
@@ -117,23 +116,18 @@ class InputProcessor:
                 "token ids, or another tokenizer"
             ) from reason
 
-    def _checked(self, index: int, ids: list[int]) -> list[int]:
-        """The ids, all of them of the vocabulary."""
+    def _checked(self, index: int, ids: list[Any]) -> list[int]:
         vocab = self._config.vocab_size
         if not ids:
             raise RequestError(f"prompt {index} is empty: pass at least one token")
-        with suppress(TypeError, OverflowError):  # the loop names what is no whole number
-            whole = array("q", ids)
-            found = np.frombuffer(whole, np.int64)
-            if found.min() >= 0 and found.max() < vocab:
-                return whole.tolist()
-        for position, token in enumerate(ids):
-            if not isinstance(token, int) or not 0 <= token < vocab:
-                raise RequestError(
-                    f"prompt {index} has {shown(token)} at position {position}: token ids are "
-                    f"whole numbers of 0 to {vocab - 1}; use this model's tokenizer"
-                )
-        return ids
+        found = ids_of(ids, vocab)
+        if found is None:
+            position = next((at for at, x in enumerate(ids) if ids_of([x], vocab) is None), 0)
+            raise RequestError(
+                f"prompt {index} has {shown(ids[position])} at position {position}: token ids are "
+                f"whole numbers of 0 to {vocab - 1}; use this model's tokenizer"
+            )
+        return found
 
     def _check_virtual(self, index: int, params: SamplingParams) -> None:
         if self._pool.has_memory:
@@ -167,6 +161,16 @@ class InputProcessor:
                 f"has {self._pool.num_pages} of {self._pool.page_size} tokens: lower "
                 "max_new_tokens, shorten the prompt, or raise num_pages"
             )
+
+
+def ids_of(tokens: Sequence[Any], vocab: int) -> list[int] | None:
+    """One token id or more as Python's numbers; None where one is no whole number in [0, vocab)."""
+    try:
+        ids = array("q", tokens)
+    except Exception:  # noqa: BLE001  what lies in a prompt may raise anything
+        return None
+    numbers = np.frombuffer(ids, np.int64)
+    return ids.tolist() if numbers.min() >= 0 and numbers.max() < vocab else None
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
