@@ -63,10 +63,9 @@ def as_path(name: str, value: Any) -> Path:
 def as_float(name: str, value: Any, *, positive: bool = False) -> float:
     """A number that fp32 holds (above 0 where wanted); ArgumentError for anything else."""
     try:
-        if isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", None):
+        is_array = getattr(value, "ndim", None) or getattr(value, "is_sparse", False)
+        if is_array or isinstance(value, str | bytes | bytearray):
             raise TypeError  # float() would take some of them
-        if getattr(value, "is_sparse", False):
-            raise TypeError  # float() takes it, torch's dispatcher does not
         number = float(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor without memory
         raise ArgumentError(f"{name}={shown(value)} is no number: pass a float") from None

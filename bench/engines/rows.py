@@ -47,7 +47,8 @@ def _rows(model: str, cells: Sequence[Cell]) -> dict[str, Any]:
             late = [x for x in (ours, stock) if x and x["tbt_p99_ms"] > float(limit[:-2])]
             if late:
                 row["missed"] = {x["provider"]: x["tbt_p99_ms"] for x in late}
-                row["value"] = None if stock in late else row["value"]
+            if stock in late:
+                row["value"] = None
             if target is not None and ours in late:
                 row["met"] = False
             rows[f"{provider}_over_{base}_{limit}"] = row
