@@ -24,8 +24,13 @@ from smkern.tuning.constraints import (
 MIN_PIECE_STEPS = 4
 """A K piece of fewer block_k steps than this never fills the pipeline."""
 
-SWAPPED_MAX_ROWS = 256
+SWAPPED_MAX_ROWS = 512
 """Above this many rows, tiles with `a` on the row side fill at least as well."""
+SWAPPED_FEW_ROWS = 256
+"""Above this many rows, swapped tiles keep their K loops whole and must gain by `SWAPPED_MANY`."""
+SWAPPED_MANY = 1.03
+"""Time over the model's of swapped tiles of many rows, beside other tiles': 402 problems of 272 to
+496 rows on an H200. With K loops cut it is 1.09, and 1.15 at worst."""
 
 
 def group_m(m: int, config: GemmConfig, num_sms: int) -> int:
@@ -112,6 +117,11 @@ def kernels_for(
     if problem.epilogue.swiglu and capability[0] == 9 and "ws" in among:
         return ("ws",)
     return tuple(kernel for kernel in among if kernel != "pointer") or among
+
+
+def is_crowded(m: int, config: GemmConfig) -> bool:
+    """Whether a tile is swapped although there are many rows."""
+    return config.swap and m > SWAPPED_FEW_ROWS
 
 
 def splits(tiles: int, ctas: int, steps: int) -> tuple[int, ...]:

@@ -200,13 +200,16 @@ def rank(
         if prune and bound > best:
             break
         splits = candidates.splits(estimate.tiles, estimate.ctas, estimate.steps)
-        for split in splits if variant.kernel != "cutlass" else (1,):
+        crowded = candidates.is_crowded(problem.m, variant)
+        over = candidates.SWAPPED_MANY if crowded else 1.0
+        for split in (1,) if crowded or variant.kernel == "cutlass" else splits:
             for cap in estimate.grids(split):
                 if not constraints.partials_fit(
                     variant, split, estimate.tiles, cap or estimate.ctas
                 ):
                     continue
                 predicted_us, overlap = estimate.fastest_us(split, cap)
+                predicted_us *= over
                 if predicted_us < best:
                     best = predicted_us
                 elif prune:

@@ -15,6 +15,12 @@ from smkern.tuning.config import Epilogue
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def without_the_extra(monkeypatch, tmp_path) -> None:
+    """No kernels of CUTLASS that this machine happens to keep."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 def test_gemms_of_a_model_go_up_a_stair() -> None:
     small = preset("qwen3-8b").replace(
         num_layers=1, hidden_size=1024, num_q_heads=8, num_kv_heads=2, intermediate_size=3072,

@@ -133,6 +133,18 @@ def test_some_swapped_tile_is_sensible_for_few_rows_and_pads_little(m, kernel):
     assert len(heights) <= 3
 
 
+@given(st.integers(257, 600), st.integers(8, 132), st.booleans())
+def test_swapped_tiles_of_many_rows_keep_their_loops_whole(m, num_sms, swiglu):
+    problem = GemmProblem(m, 24576, 4096, epilogue=Epilogue(swiglu=swiglu))
+    swapped = [
+        config
+        for config in candidates_of(problem, Budget(num_sms, "mask", True), SM_90)
+        if config.swap
+    ]
+    assert all(config.split == 1 for config in swapped)
+    assert bool(swapped) == (m <= candidates.SWAPPED_MAX_ROWS)
+
+
 @given(st.integers(1, 8192), st.integers(1, 132))
 def test_raster_groups_are_even_and_no_more_than_they_must_be(m, num_sms):
     group, rows = candidates.group_m(m, GOOD, num_sms), -(-m // GOOD.block_m)
