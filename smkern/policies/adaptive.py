@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import get_args
 
 from smkern.errors import ArgumentError
@@ -42,16 +41,6 @@ MOST_LAYERS = 3
 """Layers of a group beside decode steps: the host hands out no token while it launches them."""
 HOSTS = 1.25
 """A launch of at most so many times its host's time waited for that: it tells nothing of a chip."""
-SHORT = 1 / 3
-"""Part of a chunk's forward that a decode step alone may take to go before it, for a request that
-has joined and would be late behind both. Of Qwen3-30B-A3B it takes a fifth, as a chunk reads all
-experts: on Azure's code at 30 ms, an H100 simulated, 10.1 requests/s for 5.4. Steps of two thirds
-cost Qwen3-8B 1 to 3% on Azure's conversations."""
-JOINING = 0.95
-"""Share of the limit that those who join from a split may wait, as predicted."""
-SPENT = 0.2
-"""Part of what may still be late that one split may spend on those who join. With half of it tokens
-of short outputs were late in 1%, and with none Azure's conversations lost 8% at 15 ms."""
 ROOM_TO_GROW = 0.95
 """Share of the limit that a decode step may take when requests are admitted: its rows grow."""
 
@@ -66,10 +55,6 @@ class Adaptive(BasePolicy):
     fastest that keeps tokens in time is taken. A batch on its way moves its split with every decode
     step, as rows come and keys grow; where none fits any more its layers take turns with steps.
 
-    A request that joins from a split waits for the step that runs, so its second token may be late:
-    at most twice a step. With many tokens a request that is few of all; with short outputs it is
-    not, and the split gets so many SMs that only as many are late as may be, down to none where two
-    steps fit the limit; or prompts go in chunks.
     What is late is counted as it was handed out (`Lateness`), up to `late` of all tokens is
     spent, and the aim of each way follows its own steps, so predictions that are off by some
     percent, or a chip whose clock falls, cost speed rather than late tokens. A request is admitted
@@ -135,8 +120,6 @@ class Adaptive(BasePolicy):
         self._nearest = 0
         """The rung that a split took last."""
         self._mode: Mode = "mixed"
-        self._most_us = inf
-        """What a step beside the batch on its way may take for those of it who will join."""
         self._batch: tuple[Size, Size, float] | None = None
         """Prompts whose layers run beside decode, these steps, and since when."""
 
@@ -226,13 +209,7 @@ class Adaptive(BasePolicy):
             return self._alone(snapshot, why)
         if plan.mode == "mixed" and snapshot.prefill_queued:
             return self._alone(snapshot, "decode alone: a chunk comes behind the last layers")
-        if plan.mode == "mixed" and snapshot.decode_queued:
-            # Who waits for a step that runs already would wait for all of a chunk's forward, too.
-            joined, step_us = self.lateness.joined, prices.step_us(snapshot.num_sms)
-            is_short = step_us <= SHORT * plan.step_us
-            if joined and is_short and not self.lateness.allows(joined, snapshot.batch):
-                return self._alone(snapshot, "decode alone: who joined comes first")
-        self._mode, self._most_us = plan.mode, plan.most_us
+        self._mode = plan.mode
         if plan.mode == "split":
             layers = snapshot.num_layers
             prompts = Size(tuple([Chunk(*chunk) for chunk in chunks]), layers, layers)
@@ -275,8 +252,7 @@ class Adaptive(BasePolicy):
             return Decision(layers=layers, reason="prompts alone")
         rung = None
         if self._mode == "split":
-            most_us = min(self._most_us, self._aim_us("split")) - self._gone_us(snapshot)
-            rung = self._rung(snapshot, prices, chunks, most_us)
+            rung = self._rung(snapshot, prices, chunks, self._gone_us(snapshot))
         layers = min(left, self._layers(snapshot, prices, chunks, rung))
         if rung is None:
             return Decision(layers=layers, reason="turns")
@@ -327,30 +303,19 @@ class Adaptive(BasePolicy):
         return rate * self._saturation.token_us(layers, total) <= FAR_SLOWER * left
 
     def _split(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Way | None:
-        """A batch by layers beside decode steps, as long ones as those who join may wait for."""
-        aim_us, total = self._aim_us("split"), snapshot.num_sms
+        """A batch by layers beside decode steps."""
+        rung, total = self._rung(snapshot, prices, chunks), snapshot.num_sms
+        if rung is None:
+            return None
+        step_us = prices.step_beside_us(rung, chunks, total - rung)
+        us = prices.prompts_beside_us(chunks, total - rung, rung)
         is_cut = chunks[-1][0] < snapshot.waiting[len(chunks) - 1].tokens
-        joining = len(chunks) - is_cut
-        most_us = inf
-        for _ in range(2):
-            rung = self._rung(snapshot, prices, chunks, min(most_us, aim_us))
-            if rung is None:
-                return None
-            step_us = prices.step_beside_us(rung, chunks, total - rung)
-            us = prices.prompts_beside_us(chunks, total - rung, rung)
-            if joining:
-                # Who joins waits for the rest of the step that runs when its prompt ends, at any
-                # moment of it, and for the next: (2 step - limit) / step of them are late.
-                share = SPENT * self.lateness.room(snapshot.batch * us / step_us) / joining
-                most_us = JOINING * self._limit_us / (2.0 - min(share, 1.0))
-            if step_us <= most_us:
-                break
         if len(chunks) == len(snapshot.waiting) and not is_cut:
             us = max(us, step_us)  # with nothing behind them, the step keeps its side to its end
         rate = sum(new for new, _ in chunks) / us
         if snapshot.rung is None:
             rate *= CHANGING
-        return Way("split", rate, rung, step_us, most_us=most_us)
+        return Way("split", rate, rung, step_us)
 
     def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Way | None:
         """A batch by layers between decode steps, on the whole device."""
@@ -367,10 +332,12 @@ class Adaptive(BasePolicy):
         return Way("turns", rate, None, us)
 
     def _rung(
-        self, snapshot: Snapshot, prices: Prices, chunks: Chunks, most_us: float
+        self, snapshot: Snapshot, prices: Prices, chunks: Chunks, gone_us: float = 0.0
     ) -> int | None:
-        """The smallest decode side whose step beside prompts takes no longer; None: none does."""
+        """The smallest decode side whose step beside prompts is in time, of which so much has gone
+        by; None: none is."""
         rungs, total = snapshot.rungs, snapshot.num_sms
+        most_us = self._aim_us("split") - gone_us
 
         def fits(index: int) -> bool:
             rung = rungs[index]

@@ -88,7 +88,8 @@ class Ended(NamedTuple):
         num_sms: SMs of its place.
         size: What it was made of.
         began_us, ended_us: When it ran, by the device's own times.
-        seen_us: When the host saw it over, and handed out its tokens.
+        seen_us: When the host saw it over, and handed out its tokens: first ones that come in the
+            midst of a decode step with that step's.
         host_us: How long the host took to launch it.
     """
 

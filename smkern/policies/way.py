@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
 Mode = Literal["mixed", "split", "turns"]
@@ -20,7 +19,6 @@ class Way:
         rung: SMs of the decode side, where it splits.
         step_us: Decode step, as predicted, with what runs before it in turns.
         chunk: New tokens of a mixed forward, at most.
-        most_us: What a step of a split may take for those who join.
     """
 
     mode: Mode
@@ -28,4 +26,3 @@ class Way:
     rung: int | None
     step_us: float
     chunk: int = 0
-    most_us: float = inf

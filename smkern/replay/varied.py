@@ -27,7 +27,6 @@ class Varied:
     Args:
         predictor: Of times.
         spread: Standard deviation of the factor's logarithm, of launches with prompts.
-        seed: Of the factors.
 
     Example:
         >>> from smkern.latency import Size, TablePredictor
@@ -38,10 +37,10 @@ class Varied:
         True
     """
 
-    def __init__(self, predictor: Predictor, spread: float = SPREAD, seed: int = 0) -> None:
+    def __init__(self, predictor: Predictor, spread: float = SPREAD) -> None:
         self._predictor = predictor
         self._spread = spread
-        self._draw = Random(seed)
+        self._draw = Random(0)
         self._off = 0.0
 
     def alone_us(self, size: Size, num_sms: int) -> float:

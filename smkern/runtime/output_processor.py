@@ -15,9 +15,15 @@ from smkern.runtime.step_log import StepLog
 from smkern.runtime.ticket import Ticket
 from smkern.runtime.timeline.stats import StatsMeter
 
+Counted = list[tuple[Request, int]]
+"""Requests, and how often each had begun anew when a launch drew for them."""
+
 
 class OutputProcessor:
     """Hands out tokens: before the next launch where a request may end by them, else behind it.
+
+    A prompt on SMs of its own ends in the midst of a decode step, and its request joins the one
+    behind that. Its first token is held until then, so that no gap is longer than a step.
 
     Args:
         launches: Are told when requests are looked at.
@@ -46,6 +52,7 @@ class OutputProcessor:
         self._meter = meter
         self._finished = finished
         self._kept: list[tuple[InFlight, Sequence[int], float]] = []
+        self._held: list[tuple[Request, Output | None]] = []
 
     def over(self, ticket: Ticket, launch: InFlight) -> None:
         """A launch is over; its tokens are kept if all go on as they did.
@@ -61,6 +68,8 @@ class OutputProcessor:
         if launch.batch is not None:
             launch.preemptions = preemptions_of(draw.requests)
         assert ticket.seen_us is not None
+        if self._held and ticket.lane == "decode":
+            self._release(launch, ticket.seen_us)
         try:
             tokens: Sequence[int] = draw.read()
             stays = (
@@ -112,14 +121,68 @@ class OutputProcessor:
         kept, self._kept = self._kept, []
         self._deliver(kept)
 
+    def _step(self) -> InFlight | None:
+        """The decode launch that runs; None: none is on its way."""
+        launches = self._launcher.in_flight.items()
+        return next((launch for ticket, launch in launches if ticket.lane == "decode"), None)
+
+    def _release(self, ended: InFlight, now_us: float) -> None:
+        """Hand out first tokens, as a step has ended: theirs whom the next one draws for, or whom
+        none will that is on its way."""
+        step, held = self._step(), self._held
+        self._held = []
+        for request, output in held:
+            waits = step is not None and request not in step.requests
+            if waits and request.stage == "running" and request not in ended.requests:
+                self._held.append((request, output))
+            elif request.stage != "done":
+                request.token_us = request.first_token_us = now_us
+                if self._log is not None:
+                    self._log.add_tokens(request.index, self._log.add_steps([now_us]), 1)
+                if output is None:
+                    continue
+                if self._log is None:
+                    self.outputs.append(output)
+                self._meter.delivered([request.index], now_us)
+
+    def _hold(self, launch: InFlight, outputs: list[Output]) -> list[Output]:
+        """Keep first tokens by which no request ends; the other outputs."""
+        assert launch.draw is not None
+        requests = {request.index: request for request in launch.draw.requests}
+        others = []
+        for output in outputs:
+            request = requests[output.id]
+            if output.completion is None and not request.first_token_us:
+                request.token_us = 0.0
+                self._held.append((request, output))
+            else:
+                others.append(output)
+        return others
+
+    def _count_first(self, rows: Counted) -> Counted:
+        """As `_hold`, where tokens are only counted."""
+        others = []
+        for request, preemptions in rows:
+            is_there = request.num_preemptions == preemptions and request.stage != "done"
+            if is_there and not request.first_token_us and request.num_left > 0:
+                request.num_pending -= 1
+                request.ids.length += 1
+                self._held.append((request, None))
+            else:
+                others.append((request, preemptions))
+        return others
+
     def _deliver(self, kept: list[tuple[InFlight, Sequence[int], float]]) -> None:
         """Tokens of launches that drew for the same rows to their requests."""
-        log = self._log
+        log, first_launch = self._log, kept[0][0]
+        holds = first_launch.batch is not None and self._step() is not None
         if log is not None and self.is_counting:
-            draw = kept[0][0].draw
+            draw = first_launch.draw
             assert draw is not None
             first = log.add_steps([seen_us for _, _, seen_us in kept])
-            counted = zip(draw.requests, kept[0][0].preemptions, strict=True)
+            counted = list(zip(draw.requests, first_launch.preemptions, strict=True))
+            if holds:
+                counted = self._count_first(counted)
             for request in count_tokens(counted, len(kept), kept[-1][2], log, first):
                 self.outputs.append(Output(request.index, None, completion=request.completion))
                 self._finished(request)
@@ -132,6 +195,8 @@ class OutputProcessor:
                 outputs, finished = deliver(rows, seen_us)
             else:
                 outputs, finished = fail(launch, error)
+            if holds:
+                outputs = self._hold(launch, outputs)
             if launch.steady is None:  # a first token never comes from a step like the one before
                 for request in launch.draw.requests:
                     request.first_token_us = request.first_token_us or request.token_us

@@ -46,12 +46,14 @@ def test_a_gap_is_as_the_host_handed_tokens_out() -> None:
     assert late_tokens(seen, 100) == pytest.approx(50), "9 ms behind what came late"
 
 
-def test_who_joins_waits_from_the_end_of_its_prompt() -> None:
+def test_who_joins_waits_from_the_end_of_the_step_that_ran() -> None:
+    """Two come in the midst of a step, with which their first token is handed out."""
     seen = lateness()
-    seen.see([step(0, 9_000, 50)], 132)
-    # two come in the middle of a step, which is without them; their first is the next
-    seen.see([prompts(12_000, 2), step(9_000, 18_000, 50), step(18_000, 27_000, 52)], 132)
-    assert seen.share == pytest.approx(2 / (GIVEN + 102))
+    seen.see([step(0, 9_000, 50), prompts(12_000, 2)], 132)
+    seen.see([step(9_000, 18_000, 50), step(18_000, 27_000, 52)], 132)
+    assert seen.share == 0
+    seen.see([prompts(30_000, 1), step(27_000, 36_000, 52), step(36_000, 46_500, 53)], 132)
+    assert late_tokens(seen, 207) == pytest.approx(53)
 
 
 def test_layers_without_a_head_bring_nobody() -> None:

@@ -8,6 +8,8 @@ it.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from smkern.models import SamplingParams, preset
@@ -183,7 +185,7 @@ def test_decode_ends_while_a_prompt_runs(policy, picture) -> None:
                 "DDDDDdddddddddddddddddddddddddddddddddddddddddddddDD",
                 ".....bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbcc.....",
             ],
-            94,
+            100,
             90,
             id="in their order",
         ),
@@ -193,8 +195,8 @@ def test_decode_ends_while_a_prompt_runs(policy, picture) -> None:
                 "DDDDDdddddddddddddddddddddddddddddddddddddddddddddDD",
                 ".....bbbbbbbbbbbbbbbccbbbbbbbbbbbbbbbbbbbbbbbbb.....",
             ],
-            44,
-            94,
+            50,
+            100,
             id="the short one first",
         ),
     ],
@@ -208,3 +210,47 @@ def test_a_short_request_comes_behind_a_long_one(preempt, picture, short_ms, lon
     # Decode notices nothing of either.
     gaps = [b - a for a, b in zip(situation.tokens_ms[0], situation.tokens_ms[0][1:], strict=False)]
     assert max(gaps) == pytest.approx(10, abs=0.2)
+
+
+def gaps_of(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("arrival_ms", [5, 12, 13, 19])
+def test_a_first_token_comes_with_the_step_before_its_second(steps, arrival_ms) -> None:
+    """A prompt ends in the midst of a step, whose rows' tokens its first then comes with."""
+    situation = Situation({"layers": LAYERS, "steps": steps}, [(0, 10, 20), (arrival_ms, SHORT, 6)])
+    old, new = situation.tokens_ms
+    assert new[0] in old
+    assert max(gaps_of(new)) < 1.05 * max(gaps_of(old)[1:])
+
+
+def test_a_first_token_by_which_a_request_ends_comes_at_once() -> None:
+    situation = Situation({"layers": LAYERS, "steps": 1}, [(0, 10, 20), (5, SHORT, 1)])
+    old, (ended,) = situation.tokens_ms
+    assert ended not in old
+
+
+def test_nobody_hears_of_a_request_that_is_cancelled_before_its_first_token() -> None:
+    """Its prompt has ended; the token waits for a step."""
+    for cancelled_ms in range(5, 40, 3):
+        device = DrawnDevice()
+        executor = SimExecutor(CONFIG, device, num_pages=4000, page_size=16)
+        mux = Multiplexer(executor, policy=StaticSplit(50, layers=LAYERS))
+        old = mux.submit([1] * 10, SamplingParams(max_new_tokens=12, ignore_eos=True))
+        new = mux.submit(
+            [2] * SHORT, SamplingParams(max_new_tokens=6, ignore_eos=True), arrival_us=5e3
+        )
+        found = []
+        while device.now_us() < 1e3 * cancelled_ms:
+            found += mux.step()
+            mux.wait()
+        before = [output.id for output in found].count(new.id)
+        mux.cancel(new)
+        rest = [output for output in mux.run() if output.id == new.id]
+        assert all(output.token is None for output in rest)
+        assert before <= len(new.tokens) <= before + 1
+        assert len(old.tokens) == 12
+        mux.close()
+        assert executor.hazards == []
