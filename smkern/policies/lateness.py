@@ -67,14 +67,10 @@ class Lateness:
         """Whether much more came late than may, but for the host's pauses."""
         return self._late - self._paused > OVERDRAWN * self._allowed * self._gaps
 
-    def room(self, gaps: float) -> float:
-        """How many of so many gaps to come may be late."""
-        own = OWN * self._allowed * gaps
-        return max(own, self._allowed * (self._gaps + gaps) - self._late)
-
     def allows(self, late: float, gaps: float) -> bool:
         """Whether so many more late gaps among so many may be risked; none always may."""
-        return late <= self.room(gaps)
+        own = OWN * self._allowed * gaps
+        return late <= max(own, self._allowed * (self._gaps + gaps) - self._late)
 
     def see(self, ended: Iterable[Ended], num_sms: int) -> None:
         """Launches that ended since the last look.

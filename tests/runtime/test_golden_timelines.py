@@ -75,6 +75,10 @@ class Situation:
         return end_ms - start_ms - self.device.busy_us(lane, 1e3 * start_ms, 1e3 * end_ms) / 1e3
 
 
+def gaps_of(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
 SLOW = {"prefill_launch_us": 6000.0, "decode_launch_us": 500.0}
 """A layer of prompts takes 6 ms to launch, all of them five decode steps; a graph half a
 millisecond."""
@@ -208,12 +212,7 @@ def test_a_short_request_comes_behind_a_long_one(preempt, picture, short_ms, lon
     first_ms = [times[0] for times in situation.tokens_ms]
     assert first_ms[1:] == pytest.approx([long_ms, short_ms], abs=0.2)
     # Decode notices nothing of either.
-    gaps = [b - a for a, b in zip(situation.tokens_ms[0], situation.tokens_ms[0][1:], strict=False)]
-    assert max(gaps) == pytest.approx(10, abs=0.2)
-
-
-def gaps_of(times: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in pairwise(times)]
+    assert max(gaps_of(situation.tokens_ms[0])) == pytest.approx(10, abs=0.2)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
