@@ -354,42 +354,43 @@ class Multiplexer:
         if self._future:
             for request in self._future.due(self._lanes.device.now_us()):
                 self._arrive(request)
-        self._poll()
+        came = self._poll()
         if scheduler.has_news or scheduler.is_due:
-            if self._launcher.steady is None or self._queues.paused:
+            has_next = self._lanes.queued("decode") > 0
+            if self._launcher.steady is None or self._queues.paused or has_next:
                 self._outputs.flush()
-            if self._outputs.outputs and self._lanes.queued("decode"):
+            if self._outputs.outputs and has_next:
                 return  # the device has its next step: launching more comes behind handing out
             scheduler.has_news = False
             self._queues.resume()
             try:
-                outcome = scheduler.act(began)
+                outcome = scheduler.act(began, owes=came and not has_next)
                 if outcome is Outcome.STUCK:
                     self._finisher.unblock(is_stuck=True)
-                scheduler.has_news = scheduler.has_news or outcome is Outcome.GOES_ON
+                scheduler.has_news |= outcome is Outcome.GOES_ON
             except LaunchError as error:
                 self._finisher.launch_failed(error)
         elif not self._launcher.in_flight and not scheduler.rests:
             self._finisher.unblock() if self._requests else catch_up(self._executor, self.timeline)
 
-    def _poll(self) -> None:
-        """What is over: its tokens to their requests."""
+    def _poll(self) -> bool:
+        """What is over: its tokens to their requests; whether a decode launch is."""
         try:
             over = self._lanes.poll()
         except DeviceError as error:
             self._finisher.device_failed(error)
-            return
+            return False
         for ticket in over:
-            launch = self._launcher.in_flight.pop(ticket)
             try:
-                self._outputs.over(ticket, launch)
+                self._outputs.over(ticket, self._launcher.in_flight.pop(ticket))
             except LaunchError as error:
                 self._finisher.launch_failed(error)
         scheduler = self._scheduler
         scheduler.observer.over(over)
-        scheduler.has_news = scheduler.has_news or bool(over) or self._lanes.has_room_again()
+        scheduler.has_news |= bool(over) or self._lanes.has_room_again()
         now_us, in_flight = self._lanes.device.now_us(), self._launcher.in_flight
         self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)
+        return any(ticket.lane == "decode" for ticket in over)
 
     def _gave_way(self, request: Request, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""

@@ -34,7 +34,8 @@ class Outcome(Enum):
 
     LAUNCHED = 1
     GOES_ON = 4
-    """A mixed forward was launched, and another may be behind it at once."""
+    """Another may be launched at once: behind a mixed forward, or layers beside a decode step whose
+    tokens are to be handed out first."""
     WAITS = 2
     STUCK = 3
     """There is work, nothing is on its way, and not even a plain decision launches anything."""
@@ -85,6 +86,8 @@ class Scheduler:
         # Decode launches that may be queued when the next is decided.
         self._depth = 0
         self._gang = False
+        # Layers were decided on, and wait until tokens are handed out.
+        self._layers_wait = False
         # The sides overlap: the next launch is prefill's.
         self._is_prefills_turn = False
         # When the policy wants to be asked again, and since when it lets the device idle.
@@ -122,11 +125,13 @@ class Scheduler:
                 stacklevel=2,
             )
 
-    def act(self, began_s: float) -> Outcome:
+    def act(self, began_s: float, *, owes: bool = False) -> Outcome:
         """Ask and launch, where anything can be.
 
         Args:
             began_s: When the host began this step, by `perf_counter`.
+            owes: Tokens wait to be handed out: where a decode step is launched beside layers, these
+                wait for that.
 
         Raises:
             LaunchError: a launch failed; it names its requests.
@@ -144,13 +149,13 @@ class Scheduler:
         self._timeline.decided(snapshot, decision)
         again_us = decision.ask_again_us
         self._again_us = None if again_us is None else snapshot.now_us + again_us
-        launched = self._carry(decision, began_s)
+        launched = self._carry(decision, began_s, owes=owes)
         self.steady_steps = decision.steps if _is_steady(snapshot, decision) else 0
         self._state()
         if launched:
             self._rests_since_us = None
             goes_on = self._launcher.mixes and self._wants_decode()
-            return Outcome.GOES_ON if goes_on else Outcome.LAUNCHED
+            return Outcome.GOES_ON if goes_on or self._layers_wait else Outcome.LAUNCHED
         if in_flight or not self._has_work() or self._may_rest(snapshot.now_us):
             return Outcome.WAITS
         self._again_us = self._rests_since_us = None
@@ -223,7 +228,7 @@ class Scheduler:
             self.report(error)
             return fallback(snapshot)
 
-    def _carry(self, decision: Decision, began_s: float) -> bool:
+    def _carry(self, decision: Decision, began_s: float, *, owes: bool = False) -> bool:
         """Launch what was decided, decode first; whether anything was."""
         lanes, launcher = self._lanes, self._launcher
         self._rung = decision.rung
@@ -247,7 +252,10 @@ class Scheduler:
                 self._is_prefills_turn = launched and takes_turns
             if launched:
                 self.control_us.append(1e6 * (perf_counter() - began_s))
-        if layers:
+        is_beside = decision.join == "polled" and not takes_turns
+        has_waited = self._layers_wait  # once: a step may be over before its tokens are
+        self._layers_wait = bool(layers and owes and launched and is_beside) and not has_waited
+        if layers and not self._layers_wait:
             launched = self._prefill(decision, wanted, tokens) or launched
         self._gang = decision.join == "gang" and launched
         return launched

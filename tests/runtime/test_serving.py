@@ -327,3 +327,17 @@ def test_a_policy_may_let_decode_run_between_two_layers_on_the_whole_device() ->
     assert not world.mux.errors
     names = "".join(span.name[0] for span in world.mux.timeline.trace().spans)
     assert "pdddddpdddddp" in names
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_no_token_waits_for_layers_to_be_launched(steps: int) -> None:
+    """Whether the device has its next decode step or is given it first: layers come behind."""
+    policy = StaticSplit(48, layers=1, steps=steps, max_prefill_tokens=16)
+    launching = {"decode_launch_us": 1.0, "prefill_launch_us": 30.0}
+    world = World(policy, device=launching, end_probability=0.0, reuse=False)
+    for text in prompts(6, 1, longest=40):
+        world.submit(text, 30)
+    world.finish(wait_us=1.0)
+    seen_us = {x.seen_us for x in world.mux.timeline.trace().spans if x.lane == "decode"}
+    late_us = [min(at_us - x for x in seen_us if x <= at_us) for at_us, _ in world.outputs]
+    assert max(late_us) <= 2.0
