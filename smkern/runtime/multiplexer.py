@@ -387,7 +387,7 @@ class Multiplexer:
                 self._finisher.launch_failed(error)
         scheduler = self._scheduler
         scheduler.observer.over(over)
-        scheduler.has_news |= bool(over) or self._lanes.has_room_again()
+        scheduler.has_news = scheduler.has_news or bool(over) or self._lanes.has_room_again()
         now_us, in_flight = self._lanes.device.now_us(), self._launcher.in_flight
         self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)
         return any(ticket.lane == "decode" for ticket in over)
