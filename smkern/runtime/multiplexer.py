@@ -354,7 +354,7 @@ class Multiplexer:
         if self._future:
             for request in self._future.due(self._lanes.device.now_us()):
                 self._arrive(request)
-        came = self._poll()
+        self._poll()
         if scheduler.has_news or scheduler.is_due:
             has_next = self._lanes.queued("decode") > 0
             if self._launcher.steady is None or self._queues.paused or has_next:
@@ -364,7 +364,7 @@ class Multiplexer:
             scheduler.has_news = False
             self._queues.resume()
             try:
-                outcome = scheduler.act(began, owes=came and not has_next)
+                outcome = scheduler.act(began)
                 if outcome is Outcome.STUCK:
                     self._finisher.unblock(is_stuck=True)
                 scheduler.has_news |= outcome is Outcome.GOES_ON
@@ -373,13 +373,13 @@ class Multiplexer:
         elif not self._launcher.in_flight and not scheduler.rests:
             self._finisher.unblock() if self._requests else catch_up(self._executor, self.timeline)
 
-    def _poll(self) -> bool:
-        """What is over: its tokens to their requests; whether a decode launch is."""
+    def _poll(self) -> None:
+        """What is over: its tokens to their requests."""
         try:
             over = self._lanes.poll()
         except DeviceError as error:
             self._finisher.device_failed(error)
-            return False
+            return
         for ticket in over:
             try:
                 self._outputs.over(ticket, self._launcher.in_flight.pop(ticket))
@@ -390,7 +390,6 @@ class Multiplexer:
         scheduler.has_news = scheduler.has_news or bool(over) or self._lanes.has_room_again()
         now_us, in_flight = self._lanes.device.now_us(), self._launcher.in_flight
         self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)
-        return any(ticket.lane == "decode" for ticket in over)
 
     def _gave_way(self, request: Request, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""

@@ -125,13 +125,8 @@ class Scheduler:
                 stacklevel=2,
             )
 
-    def act(self, began_s: float, *, owes: bool = False) -> Outcome:
-        """Ask and launch, where anything can be.
-
-        Args:
-            began_s: When the host began this step, by `perf_counter`.
-            owes: Tokens wait to be handed out: where a decode step is launched beside layers, these
-                wait for that.
+    def act(self, began_s: float) -> Outcome:
+        """Ask and launch, where anything can be; `began_s` is when the host began this step.
 
         Raises:
             LaunchError: a launch failed; it names its requests.
@@ -149,7 +144,7 @@ class Scheduler:
         self._timeline.decided(snapshot, decision)
         again_us = decision.ask_again_us
         self._again_us = None if again_us is None else snapshot.now_us + again_us
-        launched = self._carry(decision, began_s, owes=owes)
+        launched = self._carry(decision, began_s)
         self.steady_steps = decision.steps if _is_steady(snapshot, decision) else 0
         self._state()
         if launched:
@@ -228,7 +223,7 @@ class Scheduler:
             self.report(error)
             return fallback(snapshot)
 
-    def _carry(self, decision: Decision, began_s: float, *, owes: bool = False) -> bool:
+    def _carry(self, decision: Decision, began_s: float) -> bool:
         """Launch what was decided, decode first; whether anything was."""
         lanes, launcher = self._lanes, self._launcher
         self._rung = decision.rung
@@ -241,6 +236,7 @@ class Scheduler:
         tokens = decision.chunk_tokens or self._executor.max_tokens
         layers = decision.layers or (decision.rung is not None)
         launched = is_full = False
+        was_dry = not lanes.queued("decode")
         if self._wants_decode() and lanes.can_launch("decode"):
             if wanted and not layers and launcher.batch is None and not lanes.queued("prefill"):
                 count = launcher.mixed(wanted, tokens)
@@ -254,7 +250,7 @@ class Scheduler:
                 self.control_us.append(1e6 * (perf_counter() - began_s))
         is_beside = decision.join == "polled" and not takes_turns
         has_waited = self._layers_wait  # once: a step may be over before its tokens are
-        self._layers_wait = bool(layers and owes and launched and is_beside) and not has_waited
+        self._layers_wait = bool(layers and was_dry and launched and is_beside) and not has_waited
         if layers and not self._layers_wait:
             launched = self._prefill(decision, wanted, tokens) or launched
         self._gang = decision.join == "gang" and launched
