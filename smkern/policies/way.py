@@ -18,6 +18,7 @@ class Way:
         rate: New tokens a microsecond.
         rung: SMs of the decode side, where it splits.
         step_us: Decode step, as predicted, with what runs before it in turns.
+        us: What it decides on: a forward, a batch of layers, or layers and a step in turns.
         chunk: New tokens of a mixed forward, at most.
     """
 
@@ -25,4 +26,5 @@ class Way:
     rate: float
     rung: int | None
     step_us: float
+    us: float
     chunk: int = 0

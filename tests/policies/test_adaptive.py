@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
@@ -35,10 +36,10 @@ def adaptive(limit_ms: float = 15.0, **options) -> Adaptive:
 
 
 def test_the_smallest_split_under_the_limit_where_it_is_fastest() -> None:
-    # 32.7 tokens/ms, 28.8 of which count; a chunk of 246 in 14.2 ms would be 17.4
+    # a chunk of 246 in 14.2 ms would be 17.4 tokens/ms
     decision = adaptive(15.5).decide(NOW)
     assert (decision.rung, decision.prefill, decision.layers) == (24, (0,), 3)
-    assert decision.reason.startswith("split: step 13.3 ms, 28.8 tokens/ms")
+    assert decision.reason.startswith("split: step 13.3 ms, 32.7 tokens/ms")
 
 
 def test_chunks_where_they_are_asked_for() -> None:
@@ -46,16 +47,22 @@ def test_chunks_where_they_are_asked_for() -> None:
     assert (decision.rung, decision.chunk_tokens, decision.layers) == (None, 246, 0)
 
 
-def test_the_present_way_is_left_for_one_that_is_much_faster() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "forward_ms", "chunks", "split"), [(500, 20.5, 24.4, 25.0), (1000, 23.8, 26.5, 35.2)]
+)
+def test_the_present_way_is_left_once_staying_has_cost_a_change(
+    tokens: int, forward_ms: float, chunks: float, split: float
+) -> None:
     """Else two that are close take turns, and each change costs prompts a pause."""
-    # 500 tokens in a forward of 20.5 ms: 24.4 tokens/ms; beside a step of 20 ms on 16 SMs: 25.0.
-    close = replace(NOW, waiting=waiting(500))
-    found = [adaptive(25.0).decide(replace(close, rung=rung)) for rung in (None, 16)]
-    assert [x.rung for x in found] == [None, 16]
-    assert found[0].reason.startswith("mixed: step 20.5 ms, 24.4 tokens/ms")
-    assert found[1].reason.startswith("split: step 20.0 ms, 25.0 tokens/ms")
-    # With 1,000 tokens the split's 35.2 are worth a change.
-    assert adaptive(25.0).decide(NOW).rung == 16
+    now, policy = replace(NOW, waiting=waiting(tokens)), adaptive(25.0)
+    # Where no prompt was on its way the choice is free.
+    assert policy.decide(now).reason.endswith(f"{split} tokens/ms")
+    stays = list(takewhile(lambda x: x.rung is None, (policy.decide(now) for _ in range(200))))
+    assert {x.reason for x in stays} == {f"mixed: step {forward_ms} ms, {chunks} tokens/ms"}
+    costs_ms = forward_ms * (split / chunks - 1.0)
+    assert len(stays) * costs_ms == pytest.approx(40.0, abs=costs_ms + 1.0)
+    # The split goes on where it is the faster one, however long.
+    assert all(policy.decide(replace(now, rung=16)).rung == 16 for _ in range(200))
 
 
 def test_a_short_prompt_with_none_behind_it_goes_with_the_step() -> None:
@@ -79,10 +86,10 @@ def late(policy: Adaptive, rows: int) -> None:
 
 def test_late_tokens_keep_no_request_from_joining_a_long_step() -> None:
     """Its first token is handed out with the step before that; of a cut prompt nobody joins yet."""
-    policy = adaptive()
-    late(policy, 100)
-    found = [policy.decide(replace(NOW, waiting=waiting(tokens))).rung for tokens in (1000, 3000)]
-    assert found == [32, 32]
+    for tokens in (1000, 3000):
+        policy = adaptive()
+        late(policy, 100)
+        assert policy.decide(replace(NOW, waiting=waiting(tokens))).rung == 32
 
 
 def test_what_has_gone_by_is_not_spent_again() -> None:
