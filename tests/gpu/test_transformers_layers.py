@@ -17,7 +17,8 @@ from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
 from tests.gpu.models.support import MOST, check_decoded, decode_graph, gpu_peer
 from tests.integrations.serving import NEW, Serving
-from tests.models.peers import Peer, Session, error, prompts
+from tests.models.peers import Peer, error, prompts
+from tests.models.session import Session
 
 COUNTS = (33, 100, 250, 300)
 STEPS = 12

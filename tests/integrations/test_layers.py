@@ -18,7 +18,8 @@ from smkern.models.layered import forward
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.sim.device import SimDevice
-from tests.models.peers import FAMILIES, Peer, Session, make_peer, prompts
+from tests.models.peers import FAMILIES, Peer, make_peer, prompts
+from tests.models.session import Session
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 

@@ -1,4 +1,4 @@
-"""Models of transformers, small ones and of real width, and steps of our decoder beside them."""
+"""Models of transformers, small ones and of real width."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights
+from smkern.models import Decoder, ModelConfig, Weights
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Mistral's layers are Llama's."""
@@ -49,7 +49,6 @@ LLAMA3 = {
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
            "norm_topk_prob": True}  # fmt: skip
-PAGE_SIZE = 16
 
 
 def hf_config(family: str, **changes: Any) -> Any:
@@ -127,64 +126,6 @@ def make_peer(family: str, *, device: str = "cpu", **changes: Any) -> Peer:
                 parameter.normal_(0.0, std)
             parameter.copy_(parameter.bfloat16())
     return Peer(family, model.eval())
-
-
-@dataclass(slots=True)
-class Session:
-    """Requests of a decoder: their pages, scattered, and what is cached of each."""
-
-    decoder: Decoder
-    activations: ActivationBuffers
-    caches: list[tuple[Tensor, Tensor]]
-    page_table: Tensor
-    lengths: list[int]
-    max_kv_len: int
-
-    @classmethod
-    def make(
-        cls,
-        decoder: Decoder,
-        batch: int,
-        max_kv_len: int = 256,
-        cache_dtype: torch.dtype | None = None,
-    ) -> Session:
-        config, device = decoder.config, decoder.device
-        pages = -(-max_kv_len // PAGE_SIZE)
-        shape = (batch * pages, config.num_kv_heads, PAGE_SIZE, config.head_dim)
-        caches = [
-            tuple(
-                torch.full(
-                    shape, float("nan"), dtype=cache_dtype or config.dtype, device=device
-                ).transpose(1, 2)
-                for _ in "kv"
-            )
-            for _ in range(config.num_layers)
-        ]
-        order = torch.randperm(batch * pages, generator=torch.Generator().manual_seed(1))
-        table = order.int().view(batch, pages).to(device)
-        activations = ActivationBuffers(config, batch * max_kv_len, batch, device)
-        return cls(decoder, activations, caches, table, [0] * batch, max_kv_len)  # type: ignore[arg-type]
-
-    def step(self, chunks: Sequence[Sequence[int]], *, ragged: bool = True) -> Step:
-        """A step that appends these tokens to the requests."""
-        device = self.decoder.device
-        counts = [len(chunk) for chunk in chunks]
-        self.lengths = [n + m for n, m in zip(self.lengths, counts, strict=True)]
-        starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
-        return Step.make(
-            self.activations,
-            token_ids=torch.tensor([x for chunk in chunks for x in chunk], device=device),
-            kv_lens=torch.tensor(self.lengths, dtype=torch.int32, device=device),
-            page_table=self.page_table,
-            caches=self.caches,
-            max_kv_len=self.max_kv_len,
-            cu_q_lens=torch.tensor(starts, dtype=torch.int32, device=device) if ragged else None,
-            max_q_len=max(counts) if ragged else 1,
-        )
-
-    def logits(self, chunks: Sequence[Sequence[int]], *, ragged: bool = True) -> Tensor:
-        """[batch, vocab] fp32 behind each request's last token."""
-        return self.decoder.forward(self.step(chunks, ragged=ragged)).float().clone()
 
 
 def prompts(counts: Sequence[int], vocab: int = SMALL["vocab_size"]) -> list[list[int]]:

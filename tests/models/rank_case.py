@@ -10,7 +10,7 @@ import torch
 
 from smkern.errors import SmkernError
 from smkern.models import Decoder, TensorParallel, Weights, preset
-from tests.models.peers import Session
+from tests.models.session import Session
 
 
 def told(run: Callable[[], Any]) -> str:

@@ -10,7 +10,8 @@ import torch
 
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models import Decoder, ModelConfig, Shard, Weights, calibrate_kv
-from tests.models.peers import Peer, Session, hf_config, prompts
+from tests.models.peers import Peer, hf_config, prompts
+from tests.models.session import Session
 
 FP8 = torch.float8_e4m3fn
 

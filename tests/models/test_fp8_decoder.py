@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from smkern import ops
 from smkern.models import Decoder, ModelConfig, Weights, quantize
 from tests.models.fp8_checkpoints import CONFIGS, FP8, SIZES, config_of, is_linear, sizes_of, write
-from tests.models.peers import Session, make_peer, prompts
+from tests.models.peers import make_peer, prompts
+from tests.models.session import Session
 
 pytestmark = pytest.mark.slow
 

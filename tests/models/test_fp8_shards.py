@@ -11,8 +11,9 @@ from torch import Tensor
 from smkern.errors import ConfigError
 from smkern.models import Decoder, ModelConfig, Quantization, Shard, TensorParallel, Weights, preset
 from tests.models.fp8_checkpoints import write
-from tests.models.peers import Session, hf_config, prompts
+from tests.models.peers import hf_config, prompts
 from tests.models.ranks import on_ranks
+from tests.models.session import Session
 from tests.models.test_fp8_decoder import assert_rounded_alike, widened
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,8 @@ import torch
 from smkern.bench.model.host_cost import layer_launch_us
 from smkern.errors import ArgumentError
 from smkern.models import DecodeGraph, DecodeInputs
-from tests.models.peers import Peer, Session, prompts
+from tests.models.peers import Peer, prompts
+from tests.models.session import Session
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,8 @@ import torch
 
 from smkern.errors import ConfigError, WeightsError
 from smkern.models import Decoder, ModelConfig, MoeLayer, Weights
-from tests.models.peers import Peer, Session, assert_same, hf_config, make_peer, prompts, rewrite
+from tests.models.peers import Peer, assert_same, hf_config, make_peer, prompts, rewrite
+from tests.models.session import Session
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.models.peers import Peer, Session, error, prompts
+from tests.models.peers import Peer, error, prompts
+from tests.models.session import Session
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from smkern.errors import ArgumentError, RankError
 from smkern.models import Decoder, TensorParallel, Weights, preset, tensor_parallel
-from tests.models.peers import Session
 from tests.models.rank_case import compare
+from tests.models.session import Session
 from tests.processes import environment, free_port, on_processes
 
 

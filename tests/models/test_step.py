@@ -8,7 +8,8 @@ import torch
 from smkern.bench.model.host_cost import layer_launch_us
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights
-from tests.models.peers import Peer, Session, hf_config, prompts
+from tests.models.peers import Peer, hf_config, prompts
+from tests.models.session import Session
 
 INT = torch.int32
 

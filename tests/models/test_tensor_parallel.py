@@ -9,8 +9,9 @@ import torch
 
 from smkern.errors import ArgumentError, ConfigError, WeightsError
 from smkern.models import Decoder, ModelConfig, Shard, TensorParallel, Weights
-from tests.models.peers import FAMILIES, Session, hf_config, make_peer, prompts
+from tests.models.peers import FAMILIES, hf_config, make_peer, prompts
 from tests.models.ranks import on_ranks
+from tests.models.session import Session
 
 pytestmark = pytest.mark.slow
 

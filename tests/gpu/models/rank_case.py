@@ -14,7 +14,8 @@ from smkern.models.copied_sums import LEAST_ROWS, MOST_ROWS, CopiedSums
 from smkern.models.fused_sums import fuse_sums
 from smkern.models.peer_sums import PeerSums
 from tests.gpu.models.support import ALL_WIDE, TEXTS, WIDE
-from tests.models.peers import Session, error, make_peer, prompts
+from tests.models.peers import error, make_peer, prompts
+from tests.models.session import Session
 
 STEPS = 8
 SMS = (24, 32)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from smkern.models import DecodeGraph, DecodeInputs, Decoder, ModelConfig, Weights
-from tests.models.peers import Peer, Session, error, hf_config, make_peer
+from tests.models.peers import Peer, error, hf_config, make_peer
+from tests.models.session import Session
 
 DEVICE = "cuda"
 WIDE: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights
 from tests.gpu.bits import same_bits
 from tests.gpu.models.support import DEVICE, decode_graph
 from tests.gpu.sides import sides
-from tests.models.peers import Session
+from tests.models.session import Session
 
 PAGE = 16
 LONGEST = 1024

@@ -21,7 +21,8 @@ from smkern.models import (
 )
 from tests.gpu.models.support import MOST, decode_graph
 from tests.models.fp8_checkpoints import SIZES
-from tests.models.peers import FAMILIES, Session, hf_config, prompts
+from tests.models.peers import FAMILIES, hf_config, prompts
+from tests.models.session import Session
 from tests.models.test_fp8_decoder import KINDS, distance, exact
 
 FP8 = torch.float8_e4m3fn

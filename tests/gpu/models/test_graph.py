@@ -10,7 +10,8 @@ import torch
 import smkern
 from smkern.models import Decoder, Weights, preset
 from tests.gpu.models.support import MOST, decode_graph, small_weights
-from tests.models.peers import FAMILIES, Session, prompts
+from tests.models.peers import FAMILIES, prompts
+from tests.models.session import Session
 
 COUNTS = (5, 64, 100)
 PAD = 0

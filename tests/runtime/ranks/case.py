@@ -138,11 +138,11 @@ def served_by_ranks(size: int) -> Any:
 
 
 def fail(size: int, timeout_s: float, who: int | None, how: str) -> Any:
-    """A run in which a rank, or all, fail at the fortieth launch; what is told on this one."""
+    """A run in which a rank, or all, fail at the twelfth launch; what is told on this one."""
     tp = TensorParallel.from_env(size, "cpu", timeout_s=timeout_s)
     executor, links = executor_of(tp), open_links(tp)
     if who in (tp.rank, None):
-        counted(executor.device, lambda launch: FAULTS[how]() if launch == 40 else None)
+        counted(executor.device, lambda launch: FAULTS[how]() if launch == 12 else None)
     if not isinstance(links, Links):
         follow(executor, links)
         return "followed to the end"
