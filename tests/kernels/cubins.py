@@ -6,17 +6,21 @@ import re
 import struct
 import subprocess
 from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import triton
+from triton.runtime.cache import get_cache_manager
 
 from smkern.kernels.compile import Artifact
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 INSTRUCTION_BYTES = 16
+SASS_FILE = "kernel.sass"
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
@@ -32,21 +36,49 @@ def told(kernel: Artifact | bytes, folder: Path, option: str) -> str:
 def sass(kernels: Iterable[Artifact | bytes], folder: Path) -> list[str]:
     """The instructions of each of these kernels, all of them for one device.
 
-    One run tells them all, as instructions without their files: to begin takes the disassembler
-    0.2 s, a kernel 10 ms, and half as long again where `cuobjdump -sass` begins it.
+    They are kept in Triton's cache, as kernels are, by what they are read from: a run of the
+    disassembler takes half a second, however little it reads.
     """
     cubins = [_cubin(kernel) for kernel in kernels]
     (device,) = {_device(cubin) for cubin in cubins}
     codes = [_instructions(cubin) for cubin in cubins]
+    kept = [get_cache_manager(_key(device, code)) for code in codes]
+    new = [i for i, each in enumerate(kept) if each.get_file(SASS_FILE) is None]
+    if new:
+        texts = _disassembled(device, [codes[i] for i in new], folder)
+        for i, text in zip(new, texts, strict=True):
+            kept[i].put(text, SASS_FILE)
+    found = [Path(each.get_file(SASS_FILE) or "").read_text() for each in kept]
+    assert [text.count("\n") + 1 for text in found] == [_count(code) for code in codes]
+    return found
+
+
+def _disassembled(device: str, codes: list[bytes], folder: Path) -> list[str]:
+    """The instructions in each of these, without their files: to begin `cuobjdump -sass` takes
+    half as long again."""
     file = folder / "kernels.bin"
     file.write_bytes(b"".join(codes))
     lines = re.findall(
         r"^ +/\*[0-9a-f]+\*/ .*$", _run("nvdisasm", "-b", device, file), re.MULTILINE
     )
-    counts = [len(code) // INSTRUCTION_BYTES for code in codes]
+    counts = [_count(code) for code in codes]
     assert len(lines) == sum(counts)
     ends = [*accumulate(counts)]
     return ["\n".join(lines[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+
+
+def _count(code: bytes) -> int:
+    return len(code) // INSTRUCTION_BYTES
+
+
+def _key(device: str, code: bytes) -> str:
+    """What decides a kernel's instructions as text."""
+    return sha256(_tool() + device.encode() + code).hexdigest()
+
+
+@cache
+def _tool() -> bytes:
+    return sha256((TOOLS / "nvdisasm").read_bytes()).digest()
 
 
 def _run(tool: str, *arguments: str | Path) -> str:
