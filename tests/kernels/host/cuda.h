@@ -4,6 +4,7 @@
 // warp, a fiber gives way until all others are there; which goes first changes from turn to turn. CTAs run one after another, so one that waited for another would hang.
 #pragma once
 #include <math.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,10 @@ static Index threadIdx, blockIdx, gridDim;
 
 namespace host {
 constexpr int kStack = 256 * 1024;
-static ucontext_t home, fibers[THREADS];
+static ucontext_t fibers[THREADS];  // to begin one
+// From then on by jumps: swapcontext asks the kernel for its signals each time.
+static jmp_buf home, jumps[THREADS];
+static bool begun[THREADS];
 static char* stacks;
 static bool done[THREADS];
 static int arrived[THREADS / 32 + 1], turn[THREADS / 32 + 1];
@@ -37,8 +41,16 @@ static long long loaded;  // bytes of logits, where rows are whole 16 bytes
 
 inline void give_way() {
   const int mine = threadIdx.x;
-  swapcontext(&fibers[mine], &home);
+  if (!_setjmp(jumps[mine])) _longjmp(home, 1);
   threadIdx.x = mine;
+}
+// Until it gives way, or ends.
+__attribute__((noinline)) inline void run_fiber(int i) {
+  threadIdx.x = i;
+  if (_setjmp(home)) return;
+  if (begun[i]) _longjmp(jumps[i], 1);
+  begun[i] = true;
+  setcontext(&fibers[i]);
 }
 // All `count` fibers of a group are here.
 inline void meet(int group, int count) {
@@ -69,13 +81,14 @@ inline void run(int ctas, const Body& body) {
   for (int cta = 0; cta < ctas; ++cta) {
     blockIdx.x = cta;
     for (int i = 0; i < THREADS; ++i) {
-      done[i] = false;
+      done[i] = begun[i] = false;
       getcontext(&fibers[i]);
       fibers[i].uc_stack = {stacks + (size_t)i * kStack, 0, kStack};
-      fibers[i].uc_link = &home;
+      fibers[i].uc_link = nullptr;
       makecontext(&fibers[i], (void (*)()) + [] {
         (*current)();
         done[threadIdx.x] = true;
+        _longjmp(home, 1);
       }, 0);
     }
     for (bool any = true; any;) {
@@ -83,7 +96,7 @@ inline void run(int ctas, const Body& body) {
       const int flip = rand() % THREADS;  // an order that no program may count on
       for (int n = 0; n < THREADS; ++n) {
         const int i = n ^ flip;
-        if (!done[i]) any = true, threadIdx.x = i, swapcontext(&home, &fibers[i]);
+        if (!done[i]) any = true, run_fiber(i);
       }
     }
   }
