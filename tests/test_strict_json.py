@@ -13,6 +13,8 @@ def test_what_json_says_is_read() -> None:
         "a": [1, -2.5, 1000.0, "NaN", None, True], "b": -(2**63), "c": 0.0,
     }  # fmt: skip
     assert parse(b"[]") == []
+    long = f"in a text {'1' * 30}"
+    assert parse(f'["{long}", 12, {"9" * 19}]') == [long, 12, int("9" * 19)]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ def forget() -> None:
 
 
 def hashed(model: str, gpu: str = GPU) -> str:
-    """As a process that begins now: it reads tables anew, of a code that is as it was."""
+    """As a process that begins now: it reads one's own tables anew; the shipped ones and the
+    code are as they were."""
     forget()
     return kernels_hash(gpu, ModelSizes.of(preset(model)))
 
