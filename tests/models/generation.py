@@ -28,8 +28,13 @@ def tiny(architecture: str = "qwen3-8b", **changes: Any) -> ModelConfig:
 
 
 def make_llm(model: Any = None, **options: Any) -> LLM:
-    """An LLM on the CPU that holds few tokens, of a config, a folder or a name."""
-    given: dict[str, Any] = {"device": "cpu", "num_pages": 64, "max_batch": 8, "seed": 3}
+    """An LLM on the CPU that holds few tokens, of a config, a folder or a name.
+
+    A step takes as many as its pages hold: the default is buffers of 25 MB to fill with zeros.
+    """
+    given: dict[str, Any] = {
+        "device": "cpu", "num_pages": 64, "max_batch": 8, "max_step_tokens": 1024, "seed": 3,
+    }  # fmt: skip
     return LLM(tiny() if model is None else model, **given | options)
 
 
