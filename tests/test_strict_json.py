@@ -26,6 +26,8 @@ def test_what_json_says_is_read() -> None:
         ("1" * 5000, "5000 digits, at most 19"),
         ("-" + "1" * 20, "20 digits"),
         ("[1e999]", "1e999 is more than a double holds"),
+        ("[0.1E+400]", r"0\.1E\+400 is more than a double holds"),
+        (f"[{'1' * 400}.5]", "is more than a double holds"),
         ("-Infinity", "-Infinity is no JSON"),
         ('{"a": NaN}', "NaN is no JSON"),
     ],
