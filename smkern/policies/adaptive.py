@@ -60,8 +60,9 @@ class Adaptive(BasePolicy):
     forward; a batch by layers on the SMs that the smallest split under the limit leaves; its layers
     between decode steps, which a chunk gives way to where it is far slower, or takes more than its
     time, as the least one fills another tile of every product, and too many tokens came late. The
-    fastest that keeps tokens in time is taken. A batch on its way moves its split with every decode
-    step, as rows come and keys grow; where none fits any more its layers take turns with steps.
+    fastest that keeps tokens in time is taken, from chunks to a split or back once staying has cost
+    as much as a change. A batch on its way moves its split with every decode step, as rows come and
+    keys grow; where none fits any more its layers take turns with steps.
 
     What is late is counted as it was handed out (`Lateness`), up to `late` of all tokens is
     spent, and the aim of each way follows its own steps, so predictions that are off by some

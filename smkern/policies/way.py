@@ -18,7 +18,7 @@ class Way:
         rate: New tokens a microsecond.
         rung: SMs of the decode side, where it splits.
         step_us: Decode step, as predicted, with what runs before it in turns.
-        us: What it decides on: a forward, a batch of layers, or layers and a step in turns.
+        us: Until the next choice: a forward, all layers of a batch, or a turn of layers and a step.
         chunk: New tokens of a mixed forward, at most.
     """
 
