@@ -46,24 +46,22 @@ def served(policy: Policy, seconds: float = 3.0, *, gpu: str = COMMITTED) -> Wat
 
 
 @pytest.mark.parametrize(
-    ("gpu", "name", "limit_ms"),
+    ("gpu", "name", "limit_ms", "near"),
     [
-        (COMMITTED, "chunked", 15), (COMMITTED, "chunked", 20),
-        (COMMITTED, "static_split", 20), (COMMITTED, "static_split", 15),
-        (H100, "chunked", 20), (H100, "chunked", 30),
+        # chunks of 448 tokens, which the chip that served computes 8% faster than the table's
+        (COMMITTED, "chunked", 15, 0.07), (COMMITTED, "chunked", 20, 0.09),
+        (COMMITTED, "static_split", 20, 0.07), (COMMITTED, "static_split", 15, 0.07),
+        (H100, "chunked", 20, 0.07), (H100, "chunked", 30, 0.07),
     ],
 )  # fmt: skip
-def test_as_the_gpu_served_it(gpu: str, name: str, limit_ms: int) -> None:
-    """Committed rows of `smkern bench runtime --only served`, which found the settings.
-
-    Chips differ: the one that served is up to 9% faster than that of the latency table.
-    """
+def test_as_the_gpu_served_it(gpu: str, name: str, limit_ms: int, near: float) -> None:
+    """Committed rows of `smkern bench runtime --only served`, which found the settings."""
     case = {"name": "served", "policy": name, "limit": f"{limit_ms}ms", "model": PLAN.model}
     cells = load_results(FOLDER / gpu / "runtime.json").cells
     (real,) = [cell for cell in cells if cell["case"] == case and cell["provider"] == "smkern"]
     found = served(SEARCHED[name](real["setting"]), gpu=gpu).figures()
     for figure in ("tokens_per_ms", "tbt_p50_ms", "tbt_p99_ms"):
-        assert found[figure] == pytest.approx(real[figure], rel=0.09)
+        assert found[figure] == pytest.approx(real[figure], rel=near)
     # no host pauses here
     assert found["period_p99_ms"] == pytest.approx(found["tbt_p99_ms"], rel=0.02)
 
