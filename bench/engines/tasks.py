@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from smkern.server import RUNGS
 
 TRY_STEPS, STEPS, QUICK_STEPS = 100, 256, 64
 """Steps of a try while a budget is searched, and of a figure."""
+ROUNDS = 7
+"""Of prompts alone, 3 s each: by turns those of engines alternate."""
 AROUND = 3
 """Budgets above and below the one found that more steps are spent on, the largest first: a try of
 few steps errs to both sides."""
@@ -74,8 +77,11 @@ class VllmTasks:
         yield self.load.cell(DECODE, self.provider, value, "ms") | figures
 
     def _prefill(self) -> Iterator[Cell]:
-        rate = self.engine().prefill_rate()
-        yield self.load.cell(PREFILL, self.provider, round(rate, 3), "tokens/ms")
+        rates: list[float] = []
+        for _ in range(ROUNDS):
+            rates.append(round(self.engine().prefill_rate(), 3))
+            value = statistics.median(rates)
+            yield self.load.cell(PREFILL, self.provider, value, "tokens/ms") | {"rates": rates[:]}
 
     def _under(self, limit_ms: float) -> Iterator[Cell]:
         """The best budget under a limit; in front of it the tries that were needed."""

@@ -28,7 +28,7 @@ from smkern.bench.engines.cases import (
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.steps import Step, Steps
 from smkern.bench.engines.suite import measure_engine
-from smkern.bench.engines.tasks import TRY_STEPS, VllmTasks
+from smkern.bench.engines.tasks import ROUNDS, TRY_STEPS, VllmTasks
 from smkern.bench.results import Results
 from smkern.bench.runtime.cases import plans_named
 from smkern.bench.runtime.search import last_kept
@@ -68,6 +68,7 @@ class Engine:
     """Steps as long as 5 ms and a tenth of the budget; the longer watch finds 1 ms more."""
 
     seen: list[tuple[int | None, int]] = field(default_factory=list)
+    rounds: int = 0
 
     def watch(self, budget: int | None, steps: int) -> Steps:
         self.seen.append((budget, steps))
@@ -77,7 +78,8 @@ class Engine:
         return Steps([time_ms] * steps, tokens)
 
     def prefill_rate(self) -> float:
-        return 30.0
+        self.rounds += 1
+        return 30.0 + self.rounds
 
 
 def tasks(engine: Engine, results: Results, tmp_path: Path) -> list[dict[str, Any]]:
@@ -92,8 +94,10 @@ def test_a_budget_is_searched_and_one_that_a_longer_watch_misses_is_left(tmp_pat
     engine, results = Engine(), Results({})
     cells = tasks(engine, results, tmp_path)
     assert [cell["case"]["name"] for cell in cells] == [
-        "decode_alone", "prefill_alone", "served_try", "served_try", "served_try", "served",
+        "decode_alone", *["prefill_alone"] * ROUNDS, "served_try", "served_try", "served_try", "served",
     ]  # fmt: skip
+    assert [len(cell["rates"]) for cell in cells[1 : 1 + ROUNDS]] == [*range(1, 1 + ROUNDS)]
+    assert cells[ROUNDS]["value"] == 30 + (1 + ROUNDS) / 2  # the rounds' median
     # tries of 9, 10 and 11 ms keep 15 ms, and so do the 12 ms of 200 steps
     assert cells[-1]["budget"] == 176
     assert cells[-1]["value"] == pytest.approx((176 - 64) / 12, abs=1e-3)
