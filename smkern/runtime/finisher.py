@@ -76,6 +76,12 @@ class Finisher:
         self._meter.finished(request.index, self._lanes.device.now_us(), reason)
         self._scheduler.has_news = True
 
+    def cancel(self, request: Request) -> None:
+        """A request ends as its owner wants it, unless its last token went out."""
+        if request.stage != "done":
+            request.is_cancelled = True
+            self.end(request)
+
     def finished(self, request: Request) -> None:
         """A request's tokens are all there, or one of them failed."""
         self.end(request) if request.error is None else self.fail([request], request.error)
@@ -177,8 +183,7 @@ class Finisher:
             with suppress(EngineDeadError), self.guard("close"):
                 self._outputs.flush()
                 for request in list(self._requests.values()):
-                    request.is_cancelled = True
-                    self.end(request)
+                    self.cancel(request)
         if self._owner.dead is not None:
             self.end_all(self._owner.dead)
 
@@ -234,6 +239,7 @@ class Finisher:
         again."""
         outputs = self._outputs.outputs
         told = {x.id for x in outputs if x.completion is not None or x.error is not None}
+        told |= {x.index for x in self._outputs.leaving if x.completion is not None}
         for index, request in list(self._requests.items()):
             request.stage = "done"
             if index not in told and not request.is_cancelled:

@@ -11,7 +11,7 @@ from smkern.runtime.request import Completion, Request
 
 
 class Output(NamedTuple):
-    """One token of a request, or its end.
+    """One token of a request, or its end; ends come behind the other tokens of a step.
 
     Attributes:
         id: The request's number, as its handle has it.
@@ -56,7 +56,7 @@ class Handle:
     @property
     def done(self) -> bool:
         """Whether no more tokens come."""
-        return self._request.stage == "done"
+        return self._request.stage == "done" or self._request.completion is not None
 
     @property
     def completion(self) -> Completion | None:

@@ -207,8 +207,7 @@ class Multiplexer:
         try:
             with self._finisher.guard("cancel"):
                 self._outputs.flush()
-                found.is_cancelled = True
-                self._finisher.end(found)
+                self._finisher.cancel(found)
         finally:
             self._owner.is_inside = False
 
@@ -358,9 +357,10 @@ class Multiplexer:
         if scheduler.has_news or scheduler.is_due:
             has_next = self._lanes.queued("decode") > 0
             if self._launcher.steady is None or self._queues.paused or has_next:
-                self._outputs.flush()
+                self._outputs.hand_out()
             if self._outputs.outputs and has_next:
                 return  # the device has its next step: launching more comes behind handing out
+            self._outputs.end()
             scheduler.has_news = False
             self._queues.resume()
             try:

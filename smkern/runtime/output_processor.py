@@ -21,6 +21,8 @@ Counted = list[tuple[Request, int]]
 
 class OutputProcessor:
     """Hands out tokens: before the next launch where a request may end by them, else behind it.
+    Requests that end leave behind that where the device has its next step: no token waits for pages
+    to be given back.
 
     A prompt on SMs of its own ends in the midst of a decode step, and its request joins the one
     behind that. Its first token is held until then, so that no gap is longer than a step.
@@ -35,6 +37,7 @@ class OutputProcessor:
 
     Attributes:
         outputs: What was handed out.
+        leaving: Requests that end by it, or by an error, and have not left.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class OutputProcessor:
         log: StepLog | None,
     ) -> None:
         self.outputs: list[Output] = []
+        self.leaving: list[Request] = []
         self._log = log
         self._inputs = inputs
         self._launcher = launcher
@@ -60,6 +64,7 @@ class OutputProcessor:
         Raises:
             LaunchError: they could not be read; it names those that they were for.
         """
+        self.end()  # who is through gets no token of the next step
         if launch.batch is not None:
             self._launcher.joined(launch.batch)
         draw, steady = launch.draw, launch.steady
@@ -86,8 +91,10 @@ class OutputProcessor:
             steady.token_us = ticket.seen_us
             self._kept.append((launch, tokens, ticket.seen_us))
             return
-        self.flush()
+        self.hand_out()
         self._deliver([(launch, tokens, ticket.seen_us)])
+        if self._step() is None:
+            self.end()
 
     @property
     def is_counting(self) -> bool:
@@ -97,7 +104,7 @@ class OutputProcessor:
     def step_over(self) -> None:
         """A step of the loop ends: its tokens go out, or, with a log, wait."""
         if self._log is None:
-            self.flush()
+            self.hand_out()
         else:
             self._launcher.settle()
 
@@ -114,12 +121,22 @@ class OutputProcessor:
         assert not ended, "requests that end by a step are looked at"
 
     def flush(self) -> None:
+        """Give requests what is owed to them, and let those leave that end."""
+        self.hand_out()
+        self.end()
+
+    def hand_out(self) -> None:
         """Give requests what is owed to them: launches they were not told of, tokens kept."""
         self._launcher.settle()
-        if not self._kept:
-            return
-        kept, self._kept = self._kept, []
-        self._deliver(kept)
+        if self._kept:
+            kept, self._kept = self._kept, []
+            self._deliver(kept)
+
+    def end(self) -> None:
+        """Let those leave that end."""
+        while self.leaving:
+            self._finished(self.leaving[0])
+            del self.leaving[0]  # behind it: where it raises, who had a last token is told no more
 
     def _step(self) -> InFlight | None:
         """The decode launch that runs; None: none is on its way."""
@@ -185,7 +202,7 @@ class OutputProcessor:
                 counted = self._count_first(counted)
             for request in count_tokens(counted, len(kept), kept[-1][2], log, first):
                 self.outputs.append(Output(request.index, None, completion=request.completion))
-                self._finished(request)
+                self.leaving.append(request)
             return
         for launch, tokens, seen_us in kept:
             assert launch.draw is not None
@@ -208,8 +225,7 @@ class OutputProcessor:
                 outputs = [x._replace(token=None) for x in outputs if x.completion is not None]
             self.outputs += outputs
             self._meter.delivered(ids, seen_us)
-            for request in finished:
-                self._finished(request)
+            self.leaving += finished
 
 
 def count_tokens(
@@ -269,9 +285,11 @@ def deliver(
         now_us: When the tokens were read.
 
     Returns:
-        The outputs, and the requests that are finished by them.
+        The outputs, and the requests that are finished by them. Ends come last: who reads them has
+        more to do, such as submitting another prompt, than the other tokens should wait for.
     """
     outputs: list[Output] = []
+    ends: list[Output] = []
     finished: list[Request] = []
     make = tuple.__new__  # half of what an output's own function takes
     for request, preemptions, token in rows:
@@ -301,10 +319,12 @@ def deliver(
             finished.append(request)
             continue
         request.completion = completion
-        outputs.append(Output(request.index, token, text, completion))
+        (outputs if completion is None else ends).append(
+            Output(request.index, token, text, completion)
+        )
         if completion is not None:
             finished.append(request)
-    return outputs, finished
+    return outputs + ends, finished
 
 
 def _repeats(request: Request, token: int) -> bool:

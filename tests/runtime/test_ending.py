@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from smkern.errors import ArgumentError, EngineDeadError, ModelError, SmkernError, StalledError
+from smkern.policies import Chunked
 from tests.runtime.busy import busy, survivors
 from tests.runtime.world import World
 
@@ -215,3 +216,32 @@ def test_closing_long_after_requests_waited_in_vain_is_no_hang() -> None:
     world.wait(1e6)
     world.mux.close()
     assert world.executor.pool.requests == ("a stranger",)
+
+
+def test_who_ends_leaves_behind_its_steps_tokens_where_another_step_runs() -> None:
+    world = busy(Chunked(48, steps=2), count=3, new=12)
+    first = world.submit([7, 8, 9], 4)
+    while not (outputs := [x for x in world.step() if x.id == first.id and x.completion]):
+        world.wait(5.0)
+    (output,) = outputs
+    assert first.done
+    assert first.completion is output.completion
+    pool = world.executor.pool
+    assert first._request in pool.requests  # its pages come back behind the tokens
+    first.cancel()
+    assert first._request not in pool.requests
+    assert not first.cancelled
+    world.finish()
+
+
+def test_ends_are_handed_out_behind_the_other_tokens_of_a_step() -> None:
+    """Who reads them submits the next prompt, say, while the other tokens would wait."""
+    world = busy(Chunked(48, steps=2), count=3, new=12)
+    world.until(lambda: len(world.tokens[2]) > 2)
+    world.submit([7, 8, 9], 1)  # a mixed forward draws for it first
+    outputs = world.step()
+    while all(x.id != 3 for x in outputs):
+        world.wait(5.0)
+        outputs = world.step()
+    assert [x.id for x in outputs] == [0, 1, 2, 3]
+    world.finish()
