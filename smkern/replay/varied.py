@@ -10,7 +10,9 @@ from smkern.latency.predictor import Predictor
 
 SPREAD = 0.04
 """Standard deviation of a launch with prompts about its prediction, as a share: on three H200s
-p10 / p50 / p90 of mixed forwards were 0.89 to 0.93 / 0.95 to 0.99 / 1.04 to 1.08 of it."""
+p10 / p50 / p90 of mixed forwards were 0.89 to 0.93 / 0.95 to 0.99 / 1.04 to 1.08 of it. One size's
+have 1.8%, most of which stays in the next step, and sizes are off by the rest; but with launches
+that vary so, replays were further from a GPU's than with each drawn anew."""
 OF_STEPS = 0.5
 """Part of it that decode steps have."""
 OF_SLOWDOWNS, KEPT = 1.35, 0.9
