@@ -51,7 +51,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         for name in ("gpus", "hidden_size", "vocab_size"):
-            as_int(name, getattr(self, name), 1)
+            as_int(name, getattr(self, name), 1, 2**31)
         if not 0 < as_float("nvlink_tbps", self.nvlink_tbps) < inf:
             raise ArgumentError(f"nvlink_tbps={self.nvlink_tbps}: take a bandwidth above 0")
         if not 0 <= as_float("startup_us", self.startup_us) < inf:

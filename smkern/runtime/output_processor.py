@@ -205,6 +205,7 @@ class OutputProcessor:
                 self.leaving.append(request)
             return
         for launch, tokens, seen_us in kept:
+            self.end()
             assert launch.draw is not None
             error = tokens_error(tokens, len(launch.draw.requests))
             if error is None:

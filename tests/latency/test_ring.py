@@ -70,6 +70,7 @@ def test_parts_of_a_model_as_ranks_have_them() -> None:
     ("changes", "named"),
     [
         ({"gpus": 0}, "gpus=0"),
+        ({"hidden_size": 10**400}, "hidden_size="),
         ({"nvlink_tbps": 0.0}, "nvlink_tbps=0.0"),
         ({"startup_us": -1.0}, "startup_us=-1.0"),
         ({"measured": ((2, 1.0), (1, 1.0))}, "ascending"),

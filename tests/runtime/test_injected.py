@@ -66,6 +66,13 @@ def test_a_launch_that_raises_behind_what_it_launched(turn: int) -> None:
     spoiled(with_tensors, Fault("work.run", turn, "raise behind"))
 
 
+def test_a_text_that_fails_while_later_tokens_of_its_request_are_kept() -> None:
+    """Who ends by an error gets no token of the steps behind, which were read with it."""
+    served = simulated(Fault("tokenizer.decode", 30, "wrong type"), 701)
+    served.live()
+    served.check()
+
+
 NOT_SERVING = {"executor.memory_report"}
 """Calls that an owner asks for, and that are nothing to requests."""
 
