@@ -205,7 +205,7 @@ class OutputProcessor:
                 self.leaving.append(request)
             return
         for launch, tokens, seen_us in kept:
-            self.end()
+            self.end()  # an error of a text may end who has tokens of the next launch
             assert launch.draw is not None
             error = tokens_error(tokens, len(launch.draw.requests))
             if error is None:
@@ -320,10 +320,11 @@ def deliver(
             finished.append(request)
             continue
         request.completion = completion
-        (outputs if completion is None else ends).append(
-            Output(request.index, token, text, completion)
-        )
-        if completion is not None:
+        output = Output(request.index, token, text, completion)
+        if completion is None:
+            outputs.append(output)
+        else:
+            ends.append(output)
             finished.append(request)
     return outputs + ends, finished
 
