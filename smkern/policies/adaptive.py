@@ -45,8 +45,9 @@ FAR_SLOWER = 0.6
 """A chunk of at most this share of the rate of layers between steps gives way to them. A few tokens
 meet most experts: of Qwen3-30B-A3B, 30 ms, an H100 simulated, Azure's code 13.7 to 14.4 requests/s,
 conversation 5.7 to 6.1 (0.75: half of it, as changes cost more); an H200's as before."""
-MOST_LAYERS = 3
-"""Layers of a group beside decode steps: the host hands out no token while it launches them."""
+MOST_LAYERS, FIRST_LAYERS, LAST_LAYERS = 3, 1, 2
+"""Layers of a group beside decode steps: the host hands out no token while it launches them. It
+takes as long as for three to send what comes with the first, and for the head behind the last."""
 HOSTS = 1.25
 """A launch of at most so many times its host's time waited for that: it tells nothing of a chip."""
 ROOM_TO_GROW = 0.95
@@ -298,8 +299,11 @@ class Adaptive(BasePolicy):
         if rung is not None:
             if snapshot.prefill_queued >= GROUPS_AHEAD:
                 return 0
+            left = layers_left(snapshot)
+            if left == snapshot.num_layers:
+                return min(left, FIRST_LAYERS)
             layers = prices.layers_of_a_step(chunks, rung, snapshot.num_sms - rung)
-            return min(layers, MOST_LAYERS, layers_left(snapshot))
+            return min(layers, MOST_LAYERS, left if left <= LAST_LAYERS else left - LAST_LAYERS)
         if snapshot.prefill_queued:
             return 0
         aim_us = self._aim_us("turns") - self._gone_us(snapshot)

@@ -86,7 +86,7 @@ class Scheduler:
         # Decode launches that may be queued when the next is decided.
         self._depth = 0
         self._gang = False
-        # Layers were decided on, and wait until tokens are handed out.
+        # Layers were decided on, or a batch begun, and they wait until tokens are handed out.
         self._layers_wait = False
         # The sides overlap: the next launch is prefill's.
         self._is_prefills_turn = False
@@ -252,7 +252,11 @@ class Scheduler:
         has_waited = self._layers_wait  # once: a step may be over before its tokens are
         self._layers_wait = bool(layers and was_dry and launched and is_beside) and not has_waited
         if layers and not self._layers_wait:
-            launched = self._prefill(decision, wanted, tokens) or launched
+            if wanted and self._begins(decision, wanted, tokens) and is_beside:
+                # The host takes as long for it as for the layers of a group.
+                self._layers_wait = launched = bool(lanes.queued("decode"))
+            if not self._layers_wait:
+                launched = self._launches_layers(decision) or launched
         self._gang = decision.join == "gang" and launched
         return launched
 
@@ -269,18 +273,22 @@ class Scheduler:
             self._overlap = overlap and not lanes.shared
         return self._overlap and decision.layers > 0
 
-    def _prefill(self, decision: Decision, wanted: Sequence[Request], tokens: int) -> bool:
-        """Begin a batch and launch layers, as decided; whether any were launched."""
-        lanes, launcher = self._lanes, self._launcher
-        if wanted:  # launching decode may have put one of them back
-            wanted = [request for request in wanted if request.stage == "waiting"]
-        if wanted and (launcher.batch is None or decision.preempt):
-            launcher.begin(wanted, tokens, preempt=decision.preempt)
+    def _begins(self, decision: Decision, wanted: Sequence[Request], tokens: int) -> bool:
+        """Whether a batch begins, as decided."""
+        # Launching decode may have put one of them back.
+        wanted = [request for request in wanted if request.stage == "waiting"]
+        if not wanted or (self._launcher.batch is not None and not decision.preempt):
+            return False
+        return self._launcher.begin(wanted, tokens, preempt=decision.preempt)
+
+    def _launches_layers(self, decision: Decision) -> bool:
+        """Whether layers of the batch are launched, as decided."""
+        lanes = self._lanes
         if not decision.layers or lanes.queued("prefill") > PREFILL_AHEAD:
             return False
         if not lanes.can_launch("prefill"):
             return False
-        launched = launcher.layers(decision.layers) > 0
+        launched = self._launcher.layers(decision.layers) > 0
         self._is_prefills_turn = self._is_prefills_turn and not launched
         return launched
 

@@ -38,8 +38,19 @@ def adaptive(limit_ms: float = 15.0, **options) -> Adaptive:
 def test_the_smallest_split_under_the_limit_where_it_is_fastest() -> None:
     # a chunk of 246 in 14.2 ms would be 17.4 tokens/ms
     decision = adaptive(15.5).decide(NOW)
-    assert (decision.rung, decision.prefill, decision.layers) == (24, (0,), 3)
+    assert (decision.rung, decision.prefill, decision.layers) == (24, (0,), 1)
     assert decision.reason.startswith("split: step 13.3 ms, 32.7 tokens/ms")
+
+
+def test_the_first_and_the_last_group_have_fewer_layers() -> None:
+    """What is sent with the first, and the head, take the host as long as layers."""
+    policy, launched, groups = adaptive(15.5), 0, []
+    now = NOW
+    while launched < LAYERS:
+        groups.append(policy.decide(now).layers)
+        launched += groups[-1]
+        now = replace(NOW, waiting=(), rung=24, prefill=batch(1000, launched=launched))
+    assert groups == [1, *[3] * ((LAYERS - 3) // 3), *[(LAYERS - 3) % 3] * (LAYERS % 3 > 0), 2]
 
 
 def test_chunks_where_they_are_asked_for() -> None:

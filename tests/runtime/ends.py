@@ -248,7 +248,7 @@ class Served:
         return self.fault is not None and self.fault.site == "tokenizer.encode"
 
 
-def simulated(fault: Fault | None, seed: int = 1) -> Served:
+def simulated(fault: Fault | None, seed: int = 8) -> Served:
     """A life on the simulated executor: pages run out, and two forwards fill a lane's queue."""
     device = SimDevice(132, RUNGS, Linear(), decode_launch_us=1.0, prefill_launch_us=1.5)
     executor = SimExecutor(

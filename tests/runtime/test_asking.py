@@ -97,6 +97,29 @@ def test_a_gang_is_over_before_a_timer_asks() -> None:
     assert all(s.trigger != "timer" or not s.decode_queued for s in policy.seen)
 
 
+@pytest.mark.parametrize("decodes", [False, True])
+def test_tokens_go_out_between_a_batchs_begin_and_its_first_layers(decodes: bool) -> None:
+    """Each takes the host as long as a group of layers; where nothing decodes nobody waits."""
+
+    def split(snapshot: Snapshot) -> Decision:
+        ids = tuple(request.id for request in snapshot.waiting)
+        layers = bool(ids) or snapshot.prefill is not None
+        return Decision(rung=48, prefill=ids, layers=int(layers), steps=2)
+
+    policy = Scripted([], split)
+    world = World(policy, end_probability=0.0)
+    world.submit([1] * 8, 12)
+    while decodes and not world.tokens.get(0):
+        world.turn(1.0)
+    policy.seen.clear()
+    world.submit([2] * 8, 4)
+    world.run()
+    begun = [x for x in policy.seen if x.prefill is not None and not x.prefill.layers_launched]
+    assert bool(begun) is decodes
+    assert all(x.decode_queued for x in begun)
+    assert len(world.tokens[1]) == 4
+
+
 def test_the_first_failure_is_a_warning_and_all_are_kept() -> None:
     policy = Sometimes(Chunked(), lambda snapshot: Decision(prefill=None), range(9))  # type: ignore
     world = World(policy, end_probability=0.0)

@@ -71,7 +71,7 @@ def test_alone_is_what_a_user_gets() -> None:
 def test_tokens_are_those_of_each_request_alone(device: SimDevice, preemption: Any) -> None:
     decoder = Decoder(CONFIG, weights(), batch_invariant=True)
     asked = workload(4, 16, CONFIG.vocab_size, longest=60, answer=16)
-    mux = multiplexer(decoder, device, policy=RandomPolicy(2), preemption=preemption)
+    mux = multiplexer(decoder, device, policy=RandomPolicy(1), preemption=preemption)
     verdict, tokens = serve_and_compare(mux, asked, each_alone(decoder, asked, 128))
     assert verdict.is_equal, verdict
     assert verdict.tokens == sum(map(len, tokens))
