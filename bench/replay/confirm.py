@@ -1,8 +1,16 @@
-"""`smkern bench replay-confirm`: simulated goodputs served on the GPU, a little below and above."""
+"""`smkern bench replay-confirm`: simulated goodputs served on the GPU, a little below and above.
+
+Chips of one kind differ by more than that, so the goodputs are simulated for the chip that serves.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +19,22 @@ import click
 from smkern.bench.replay.cases import Case, Cell
 from smkern.bench.replay.command import PREHEAT_S, Floats
 from smkern.bench.replay.grid import TRACES_OPTION, listed
-from smkern.bench.replay.measure import BOUND, How, rate_cell
+from smkern.bench.replay.measure import BOUND, How, goodput_cell, rate_cell
 from smkern.bench.replay.rows import pairs, summarize
 from smkern.bench.results import Results, cell_key, load_results, reading
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, suite_command
+from smkern.device import gpu_folder
 from smkern.measure.options import IntList
 from smkern.replay.run import Server
 
 FACTORS = "0.95,1.05"
 """Of the simulated goodput: at the first it should keep its limits, at the second not."""
+PACE_AT, PACE_S, PACE_SEED = 0.85, 10.0, 2000
+"""The pace of a chip is measured at this part of a goodput, for so long, with other requests."""
+
+
+Place = tuple[str, str, float, str, str]
+"""Model, trace, limit, order, policy."""
 
 
 def chosen(
@@ -39,6 +54,42 @@ def chosen(
             yield cell
 
 
+def case_of(cell: Cell, policy: str) -> Case:
+    """What a cell was replayed as, with settings of its policy."""
+    at = cell["case"]
+    pace = at.get("pace", 1.0)
+    return Case(at["model"], at["trace"], at["tbt_slo_ms"], at["order"], policy, pace)
+
+
+def pace_here(cell: Cell, server: Server, folder: Path, preheat_s: float = PREHEAT_S) -> float:
+    """How many times as long as predicted launches take on the chip that serves: in chunks, below
+    the rate of a goodput and with other requests.
+
+    Args:
+        cell: The goodput's, by what the table predicts.
+        server: What serves.
+        folder: Where recorded traces lie.
+        preheat_s: Other requests come for so long before.
+    """
+    rate = PACE_AT * cell["by_seed"][0]
+    found, _ = rate_cell(
+        case_of(cell, "chunked"), How(arrivals=cell["arrivals"], folder=folder), rate,
+        seed=cell["seeds"][0] + PACE_SEED, server=server, requests=max(20, round(PACE_S * rate)),
+        drain=False, preheat_s=preheat_s,
+    )  # fmt: skip
+    return round(found["pace"], 2)
+
+
+def at_pace(cell: Cell, pace: float, rungs: tuple[int, ...], folder: Path, gpu: str) -> Cell:
+    """A goodput as it is simulated where launches take so many times as long."""
+    case = replace(case_of(cell, cell["settings"]), pace=pace)
+    seeds, arrivals = tuple(cell["seeds"][:1]), cell["arrivals"]
+    how = How(seeds, arrivals, seconds=0.0, least=cell["n"], rungs=rungs, folder=folder, gpu=gpu)
+    found = goodput_cell(case, how, near_rps=cell["by_seed"][0] / pace)
+    assert found is not None
+    return short(found | {"provider": cell["provider"]})
+
+
 def confirm(
     cell: Cell, factor: float, server: Server, folder: Path, preheat_s: float = PREHEAT_S
 ) -> Cell:
@@ -51,11 +102,11 @@ def confirm(
         folder: Where recorded traces lie.
         preheat_s: Other requests come for so long before.
     """
-    at, seed, rate = cell["case"], cell["seeds"][0], cell["by_seed"][0]
-    case = Case(at["model"], at["trace"], at["tbt_slo_ms"], at["order"], cell["settings"])
+    seed, rate = cell["seeds"][0], cell["by_seed"][0]
     found, _ = rate_cell(
-        case, How(arrivals=cell["arrivals"], folder=folder), factor * rate, seed=seed,
-        server=server, requests=cell["n"], drain=False, preheat_s=preheat_s,
+        case_of(cell, cell["settings"]), How(arrivals=cell["arrivals"], folder=folder),
+        factor * rate, seed=seed, server=server, requests=cell["n"], drain=False,
+        preheat_s=preheat_s,
     )  # fmt: skip
     about = {"factor": factor, "simulated_goodput_rps": rate, "of_policy": cell["provider"]}
     return found | about | {"is_expected": found["is_met"] == (factor < 1.0)}
@@ -72,20 +123,58 @@ def noted(cell: Cell, factor: float, found: Cell) -> Cell:
     return cell | {"confirmed": before | {f"{factor:g}": found["is_met"]}}
 
 
-def not_simulated(cells: Sequence[Cell], rungs: tuple[int, ...], folder: Path) -> Iterator[Cell]:
+def not_simulated(
+    cells: Sequence[Cell], rungs: tuple[int, ...], folder: Path, gpu: str
+) -> Iterator[Cell]:
     """What the simulator says to replays that were served: the same requests, rates and rungs."""
     simulated_too = {id(real) for _, real in pairs(cells)}
     for cell in cells:
         at = cell["case"]
         if at.get("where") != "gpu" or id(cell) in simulated_too:
             continue
-        limit, policy = at["tbt_slo_ms"], cell["provider"]
-        case = Case(at["model"], at["trace"], limit, at["order"], policy)
+        how = How(arrivals=cell["arrivals"], rungs=rungs, folder=folder, gpu=gpu)
         found, _ = rate_cell(
-            case, How(arrivals=cell["arrivals"], rungs=rungs, folder=folder), at["rate_rps"],
-            seed=at["seed"], requests=cell["n"], drain=False,
+            case_of(cell, cell["provider"]), how, at["rate_rps"], seed=at["seed"],
+            requests=cell["n"], drain=False,
         )  # fmt: skip
         yield found
+
+
+def simulated_here(results: Results) -> dict[Place, Cell]:
+    """The goodputs of this chip that results have."""
+    return {_place(cell): cell for cell in results.cells if "requests" in cell["case"]}
+
+
+def paced(
+    cells: Sequence[Cell], results: Results, server: Server, rungs: tuple[int, ...], folder: Path,
+    gpu: str,
+) -> list[Cell]:  # fmt: skip
+    """Goodputs of the chip that serves, for goodputs by what the table predicts.
+
+    The results have those of an earlier call on the same chip. Its pace is measured for each trace
+    and limit, and the others are simulated by it, all at once.
+    """
+    known = simulated_here(results)
+    paces = {place[1:3]: cell["case"].get("pace", 1.0) for place, cell in known.items()}
+    left = [cell for cell in cells if _place(cell) not in known]
+    for cell in left:
+        at = _place(cell)[1:3]
+        if at not in paces:
+            paces[at] = pace_here(cell, server, folder)
+            click.echo(f"{at[0]}, {at[1]:g} ms: launches take {paces[at]:g} of what is predicted")
+    if left:
+        simulate = partial(at_pace, rungs=rungs, folder=folder, gpu=gpu)
+        jobs = min(len(left), os.cpu_count() or 1)
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            for cell in pool.map(simulate, left, [paces[_place(cell)[1:3]] for cell in left]):
+                results.add(cell)
+                known[_place(cell)] = cell
+    return [known[_place(cell)] for cell in cells]
+
+
+def _place(cell: Cell) -> Place:
+    at = cell["case"]
+    return at["model"], at["trace"], at["tbt_slo_ms"], at["order"], cell["provider"]
 
 
 def left_of(cells: Sequence[Cell], factors: Sequence[float], results: Results) -> list[Any]:
@@ -125,12 +214,15 @@ def command(
 ) -> None:  # fmt: skip
     """Serve the requests of simulated goodputs on the GPU, at 0.95 and 1.05 of them.
 
-    Goes on where the file ends; one process warms up once and serves them all.
+    First it measures how long launches take here, and simulates the goodputs again by that. Goes on
+    where the file ends, on the same GPU; one process warms up once and serves them all.
     """
     from smkern.bench.replay.gpu import RUNGS, open_server
 
+    rungs = tuple(rungs or RUNGS)
+    simulated = load_results(goodputs)
     found = chosen(
-        load_results(goodputs).cells,
+        simulated.cells,
         model=model,
         traces=listed(traces, ()),
         policies=listed(policies, ()),
@@ -138,23 +230,25 @@ def command(
         limits_ms=[float(x) for x in limits_ms or ()],
     )
     with reading(goodputs):
-        cells = [short(cell) for cell in found]
+        cells, gpu = list(found), gpu_folder(simulated.meta["gpu"])
     cells = cells[:1] if output.quick else cells
     results = output.open(resume=True)
     if simulate:
-        added = [*not_simulated(list(results.cells), tuple(rungs or RUNGS), traces_folder)]
+        added = [*not_simulated(list(results.cells), rungs, traces_folder, gpu)]
         for made in added:
             results.add(made)
         results.summary = summarize(results.cells)
         results.save(output.path)
         click.echo(f"{len(added)} replays simulated, of those that {output.path} has from a GPU")
         return
-    todo = left_of(cells, factors, results)
-    if not todo:
+    known = simulated_here(results)
+    here = [known[_place(cell)] for cell in cells if _place(cell) in known]
+    if len(here) == len(cells) and not left_of(here, factors, results):
         click.echo(f"nothing left of {len(cells)} goodputs")
         return
-    left = len(todo)
-    with open_server(model, tuple(rungs or RUNGS), click.echo) as server:
+    with open_server(model, rungs, click.echo) as server:
+        todo = left_of(paced(cells, results, server, rungs, traces_folder, gpu), factors, results)
+        left = len(todo)
         for key, cell, factor in todo:
             if output.deadline.passed:
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
     from smkern.policies import Policy
     from smkern.runtime import ModelExecutor
+    from smkern.runtime.timeline.trace import Span
 
 RUNGS = (16, 24, 28, 32, 40, 44, 48, 64)
 """Graphs are captured for these, and all that prompts launch beside them is compiled."""
@@ -59,7 +60,7 @@ class GpuServer:
     def open(self, policy: Policy, *, keep: bool = False) -> GpuSession:
         """A runtime of its own over the same executor, whose cache is empty."""
         self._executor.pool.forget_prefixes()
-        return GpuSession(self._executor, policy, self._meter)
+        return GpuSession(self._executor, policy, self._meter, self.predictor)
 
 
 class RealSession:
@@ -86,8 +87,15 @@ class RealSession:
 class GpuSession(RealSession):
     """One replay on the GPU, in real time."""
 
-    def __init__(self, executor: ModelExecutor, policy: Policy, meter: PowerMeter | None) -> None:
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        policy: Policy,
+        meter: PowerMeter | None,
+        predictor: Predictor,
+    ) -> None:
         super().__init__(executor.config.vocab_size, meter)
+        self._predictor = predictor
         device = executor.device
         timeline = smkern.Timeline(device.num_sms, clock=device.now_us, capacity=KEPT)
         self.mux = smkern.Multiplexer(executor, policy=policy, timeline=timeline)
@@ -102,18 +110,31 @@ class GpuSession(RealSession):
     def close(self, served: Served, live: Sequence[int]) -> None:
         """Cancel what still runs, and wait until the device is idle."""
         served.stats = self.mux.stats()
-        served.split = split_of(self.mux.timeline.trace().choices)
+        trace = self.mux.timeline.trace()
+        served.split = split_of(trace.choices)
         missed = set(self._executor.graphs.missed) - self._missed
         served.about = self._readings.stop() | {
             "compiled": smkern.counters().compilations - self._before,
             "graphs_missed": len(missed),
             "errors": len(self.mux.errors),
+            "pace": pace_of(trace.spans, self._predictor, self._device.num_sms),
         }
         for id in live:
             self.mux.cancel(id)
         for _ in self.mux.run():
             pass
         self._executor.synchronize()
+
+
+def pace_of(spans: Iterable[Span], predictor: Predictor, num_sms: int) -> float | None:
+    """How many times as long as predicted the launches on the whole device took, in all; None:
+    there was none."""
+    took_us = told_us = 0.0
+    for span in spans:
+        if span.size is not None and span.is_over and span.place.num_sms == num_sms:
+            took_us += span.duration_us
+            told_us += predictor.alone_us(span.size, num_sms)
+    return round(took_us / told_us, 3) if told_us else None
 
 
 class Readings:

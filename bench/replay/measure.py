@@ -102,21 +102,23 @@ def simulated(
     gpu: str = DEFAULT,
     policy: str = "",
     predictor: Predictor | None = None,
+    pace: float = 1.0,
 ) -> SimServer:
     """The simulated server of a model on a GPU, of certain rungs, with a predictor's times (None:
     the default one's) or, as the policy wants, those of stock kernels; policies that want the same
     share one."""
     kind = OracleServer if policy == ORACLE else SimServer
     if predictor is not None:
-        return _made(kind, model, rungs, gpu, predictor)
-    return _shared(kind, model, rungs, gpu, policy in ON_STOCK)
+        return _made(kind, model, rungs, gpu, predictor, pace)
+    return _shared(kind, model, rungs, gpu, policy in ON_STOCK, pace)
 
 
 @lru_cache(maxsize=4)
 def _shared(
-    kind: type[SimServer], model: str, rungs: tuple[int, ...], gpu: str, is_stock: bool
+    kind: type[SimServer], model: str, rungs: tuple[int, ...], gpu: str, is_stock: bool, pace: float
 ) -> SimServer:
-    return _made(kind, model, rungs, gpu, stock_predictor(model, gpu) if is_stock else None)
+    predictor = stock_predictor(model, gpu) if is_stock else None
+    return _made(kind, model, rungs, gpu, predictor, pace)
 
 
 def _made(
@@ -125,10 +127,15 @@ def _made(
     rungs: tuple[int, ...],
     gpu: str,
     predictor: Predictor | None,
+    pace: float,
 ) -> SimServer:
     sizes = sizes_of(model, gpu)
     sizes = replace(sizes, rungs=rungs) if rungs else sizes
-    return kind(model, gpu=gpu, predictor=predictor, sizes=sizes)
+    return kind(model, gpu=gpu, predictor=predictor, sizes=sizes, pace=pace)
+
+
+def _simulated(case: Case, how: How) -> SimServer:
+    return simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy, pace=case.pace)
 
 
 def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:
@@ -187,7 +194,7 @@ def goodput_cell(
         make: Makes what decides in it; None: what `spec` names.
     """
     began = time.monotonic()
-    server = server or simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy)
+    server = server or _simulated(case, how)
     spec = spec or specs(case)[0]
     trace, rate, requests = prepared(case, how, server)
     is_bound = case.policy == BOUND
@@ -263,7 +270,7 @@ def rate_cell(
         drain: Whether requests are served to their last token, behind the last arrival too.
         preheat_s: Other requests come for so long before, at the same rate: a chip is faster cold.
     """
-    server = server or simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy)
+    server = server or _simulated(case, how)
     trace = trace_named(case.trace, how.folder).fitting(server.max_context, how.overlong)
     drawn = trace.thinned(requests or max(20, round(rate_rps * how.seconds)), seed)
     timed = drawn.at_rate(rate_rps, how.arrivals, seed)

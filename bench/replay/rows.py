@@ -20,6 +20,8 @@ GAIN_ON = (
     "writing-like",
     "rewriting-like",
 )
+OTHERS = ("rate_rps", "requests", "pace")
+"""What the cases of replays have that are not of the table."""
 FIGURES = (("tbt_ms", "p50"), ("tbt_ms", "p99"), ("ttft_ms", "p50"), ("ttft_ms", "p99"))
 """What a simulated replay is held against a real one by."""
 FIGURE_NAMES = tuple(f"{name.removesuffix('_ms')} {part}" for name, part in FIGURES)
@@ -29,11 +31,12 @@ Place = tuple[str, str, float]
 
 
 def goodputs(cells: Sequence[Cell]) -> dict[Place, dict[str, dict[str, Cell]]]:
-    """Goodput cells by place, policy and order, without bounds and goodputs of short windows."""
+    """Goodput cells by place, policy and order, without bounds, and goodputs of short windows or of
+    one chip."""
     found: dict[Place, dict[str, dict[str, Cell]]] = {}
     for cell in cells:
         case = cell["case"]
-        is_other = "rate_rps" in case or "requests" in case or cell["provider"] == BOUND
+        is_other = not case.keys().isdisjoint(OTHERS) or cell["provider"] == BOUND
         if cell["op"] != "replay" or is_other:
             continue
         if cell.get("goodput_rps") is not None:

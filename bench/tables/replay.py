@@ -93,7 +93,8 @@ def real_table(cells: Sequence[Cell]) -> str:
 
 
 def confirmed_table(cells: Sequence[Cell]) -> str:
-    """Goodputs served on the GPU: whether the limits were kept at parts of them."""
+    """Goodputs served on the GPU: whether the limits were kept at parts of them, and the pace of
+    the chip for which they were simulated."""
     rows = []
     for cell in cells:
         if "factor" in cell:
@@ -101,10 +102,11 @@ def confirmed_table(cells: Sequence[Cell]) -> str:
             at = f"{case['model']}, {case['trace']}, {case['tbt_slo_ms']:g} ms, {case['order']}"
             kept = "kept" if cell["is_met"] else "not kept"
             rate = f"{cell['factor']:g} x {cell['simulated_goodput_rps']:.2f}"
-            row = [f"{at}, {cell['provider']}", rate, kept]
+            row = [f"{at}, {cell['provider']}", f"{case.get('pace', 1):.2f}", rate, kept]
             row += [f"{cell['tbt_ms']['p99']:.1f}", f"{cell['ttft_kept']:.2%}"]
             rows.append([*row, str(cell.get("sm_mhz") or "-")])
-    return rows_or_none(["on the GPU", "requests/s", "limits", "TBT p99", "TTFT", "MHz"], rows)
+    head = ["on the GPU", "pace", "requests/s", "limits", "TBT p99", "TTFT", "MHz"]
+    return rows_or_none(head, rows)
 
 
 def _best(by_order: dict[str, Cell]) -> str:

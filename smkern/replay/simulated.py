@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
@@ -39,6 +40,8 @@ class SimServer:
         sizes: What it holds. None: `sizes_for` the model and the GPU.
         decode_launch_us, prefill_launch_us: Host time of a decode launch and of a layer of prompts.
         spread: Of launches' times around what is predicted; see `Varied`. 0: they take just that.
+        pace: How many times as long as predicted launches take: chips of one kind differ by some
+            percent. Policies go by what is predicted, as on a GPU.
 
     Attributes:
         name, num_sms, num_layers, kv_tokens, max_context, predictor, config, sizes: As given, or
@@ -58,6 +61,7 @@ class SimServer:
         decode_launch_us: float = DECODE_LAUNCH_US,
         prefill_launch_us: float = PREFILL_LAUNCH_US,
         spread: float = SPREAD,
+        pace: float = 1.0,
     ) -> None:
         from smkern.latency.nearest import predictor_for
         from smkern.models.config import ModelConfig
@@ -72,6 +76,9 @@ class SimServer:
         self._spread = as_float("spread", spread)
         if not 0 <= self._spread <= 1:
             raise ArgumentError(f"spread={spread}: give a share of a launch's time, 0 to 1")
+        self._pace = as_float("pace", pace)
+        if not 0 < self._pace < inf:
+            raise ArgumentError(f"pace={pace}: give a ratio of times above 0; 1: as predicted")
         named = model if isinstance(model, str) else "a model"
         self.name = f"{named}, simulated" + (f" on {gpu}" if gpu != DEFAULT else "")
         self.num_sms, self.num_layers = self.sizes.num_sms, self.config.num_layers
@@ -80,7 +87,10 @@ class SimServer:
 
     def open(self, policy: Policy, *, keep: bool = False) -> SimSession:
         """A session on a device of its own."""
-        predictor = Varied(self.predictor, self._spread) if self._spread else self.predictor
+        is_varied = self._spread or self._pace != 1.0
+        predictor: Predictor = self.predictor
+        if is_varied:
+            predictor = Varied(predictor, self._spread, pace=self._pace)
         return SimSession(self, predictor, policy, self._launch_us, keep)
 
 

@@ -29,6 +29,7 @@ class Varied:
     Args:
         predictor: Of times.
         spread: Standard deviation of the factor's logarithm, of launches with prompts.
+        pace: How many times as long as predicted all launches take, beside what varies.
 
     Example:
         >>> from smkern.latency import Size, TablePredictor
@@ -39,16 +40,18 @@ class Varied:
         True
     """
 
-    def __init__(self, predictor: Predictor, spread: float = SPREAD) -> None:
+    def __init__(self, predictor: Predictor, spread: float = SPREAD, *, pace: float = 1.0) -> None:
         self._predictor = predictor
         self._spread = spread
+        self._pace = pace
         self._draw = Random(0)
         self._off = 0.0
 
     def alone_us(self, size: Size, num_sms: int) -> float:
         """Time of the next launch with nothing beside it."""
         spread = self._spread if size.chunks else OF_STEPS * self._spread
-        return self._predictor.alone_us(size, num_sms) * exp(self._draw.gauss(0.0, spread))
+        us = self._pace * self._predictor.alone_us(size, num_sms)
+        return us * exp(self._draw.gauss(0.0, spread))
 
     def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         """How many times longer a launch takes beside another; at least 1."""

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from smkern.bench.replay.cases import FOLDER, Case
-from smkern.bench.replay.confirm import chosen, confirm, left_of, not_simulated, noted, short
-from smkern.bench.replay.gpu import GpuServer, Readings
+from smkern.bench.replay.confirm import (
+    at_pace,
+    chosen,
+    confirm,
+    left_of,
+    not_simulated,
+    noted,
+    pace_here,
+    paced,
+    short,
+)
+from smkern.bench.replay.gpu import GpuServer, Readings, pace_of
 from smkern.bench.replay.measure import BOUND, How, rate_cell
 from smkern.bench.replay.rows import pairs
 from smkern.bench.results import Results
 from smkern.bench.runtime.workload import Sizes, open_executor
-from smkern.latency import TablePredictor
+from smkern.latency import Size, TablePredictor
 from smkern.models import Weights
 from smkern.policies import Chunked, StaticSplit
+from smkern.profile import DEFAULT
 from smkern.replay import Arrival, Trace, replay
+from smkern.runtime.place import Place
+from smkern.runtime.timeline.trace import Span
 from tests.bench.doubles import Meter
 from tests.models.generation import tiny
 
@@ -111,7 +125,45 @@ def test_what_was_served_is_simulated_with_its_own_requests() -> None:
     how = How(arrivals="poisson", rungs=(32,), folder=FOLDER)
     made, _ = rate_cell(case, how, 20.0, seed=3, requests=12, drain=False)
     served = made | {"case": made["case"] | {"where": "gpu"}, "simulated": False}
-    (found,) = not_simulated([served], (32,), FOLDER)
+    (found,) = not_simulated([served], (32,), FOLDER, DEFAULT)
     assert found["tbt_ms"] == made["tbt_ms"]
     assert [x for x, _ in pairs([served, found])] == [found]
-    assert not list(not_simulated([served, found], (32,), FOLDER))
+    assert not list(not_simulated([served, found], (32,), FOLDER, DEFAULT))
+    slow = served | {"case": served["case"] | {"pace": 1.1}}
+    (found,) = not_simulated([slow], (32,), FOLDER, DEFAULT)
+    assert found["tbt_ms"]["p50"] > 1.05 * made["tbt_ms"]["p50"]
+    assert [x for x, _ in pairs([slow, found])] == [found]
+
+
+def test_a_chips_pace_is_that_of_launches_on_all_of_it() -> None:
+    predictor, decode = TablePredictor.load("qwen3-8b"), Size(batch=8, total_kv=8000)
+    size = replace(decode, layers=36, num_layers=36)
+    us = predictor.alone_us(size, 132)
+
+    def span(took_us: float, rung: int | None, size: Size | None) -> Span:
+        place = Place.of("decode", rung, 132)
+        return Span(0, "decode", place, "decode", 0.0, 5.0, 5.0 + took_us, 9e9, size=size)
+
+    spans = [span(1.1 * us, None, size), span(1.3 * us, None, size), span(9 * us, 32, size)]
+    assert pace_of([*spans, span(7.0, None, None)], predictor, 132) == 1.2
+    assert pace_of(spans[2:], predictor, 132) is None
+
+
+def test_goodputs_are_those_of_the_chip_that_serves(
+    server: GpuServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smkern.bench.replay.confirm.PACE_S", 0.5)
+    cell = goodput("chunked", 40.0)
+    pace = pace_here(cell, server, FOLDER, preheat_s=0.05)
+    assert pace > 1.0  # a model on a CPU, by a GPU's table
+    cell = goodput("chunked", 1.0, model="qwen3-8b", trace="loogle-like")
+    cell |= {"settings": "chunked:512", "n": 40}
+    fast, slow = (at_pace(cell, x, (32,), FOLDER, DEFAULT) for x in (1.0, 1.2))
+    assert slow["by_seed"][0] < 0.9 * fast["by_seed"][0]
+    assert (slow["n"], slow["seeds"], slow["provider"]) == (40, [3], "chunked")
+    assert slow["case"] == cell["case"] | {"pace": 1.2, "requests": 40}
+    assert fast["case"] == cell["case"] | {"requests": 40}
+    # What a file has of this chip is not simulated again, nor its pace measured.
+    results = Results()
+    results.add(slow)
+    assert paced([cell], results, server, (32,), FOLDER, DEFAULT) == [slow]

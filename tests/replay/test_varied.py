@@ -10,7 +10,7 @@ import pytest
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.policies import StaticSplit
-from smkern.replay import SimServer, load_trace, replay
+from smkern.replay import Arrival, SimServer, Trace, load_trace, replay
 from smkern.replay.varied import KEPT, OF_SLOWDOWNS, OF_STEPS, Varied
 from smkern.runtime.sim.rates import ConstantRates
 
@@ -48,7 +48,23 @@ def test_a_replay_is_the_same_each_time() -> None:
     assert times() == times() != times(spread=0)
 
 
-@pytest.mark.parametrize("spread", [-0.1, 2.0, float("nan"), "much"])
-def test_a_spread_that_is_none(spread: object) -> None:
-    with pytest.raises(ArgumentError, match="spread="):
-        SimServer("qwen3-8b", spread=spread)  # type: ignore[arg-type]
+@pytest.mark.parametrize("spread", [0.0, 0.04])
+def test_a_slower_chip_takes_its_pace_times_as_long(spread: float) -> None:
+    trace = Trace("t", (Arrival(0.0, 100, 50),))
+
+    def gap_s(pace: float) -> float:
+        server = SimServer("qwen3-8b", spread=spread, pace=pace, decode_launch_us=0.0)
+        (record,) = replay(trace, server, StaticSplit(32), warm=0.0).records
+        return record.token_s[-1] - record.token_s[0]
+
+    assert gap_s(1.1) == pytest.approx(1.1 * gap_s(1.0), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("spread", -0.1), ("spread", 2.0), ("spread", float("nan")), ("spread", "much"),
+     ("pace", 0.0), ("pace", -1.0), ("pace", float("inf")), ("pace", float("nan")), ("pace", "")],
+)  # fmt: skip
+def test_a_spread_or_a_pace_that_is_none(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=f"{name}="):
+        SimServer("qwen3-8b", **{name: value})  # type: ignore[arg-type]
