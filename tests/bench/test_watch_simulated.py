@@ -12,7 +12,7 @@ from smkern.bench.runtime.served_load import SEARCHED, SIZES, WORKLOAD
 from smkern.bench.runtime.watch import Watched
 from smkern.latency import TablePredictor
 from smkern.models import preset
-from smkern.policies import Adaptive, Policy
+from smkern.policies import Adaptive, Chunked, Policy
 from smkern.replay.simulated import DECODE_LAUNCH_US, PREFILL_LAUNCH_US
 from smkern.replay.varied import Varied
 from smkern.runtime.sim.device import SimDevice
@@ -32,10 +32,12 @@ def table(gpu: str) -> TablePredictor:
     return TablePredictor.load(PLAN.model, gpu)
 
 
-def served(policy: Policy, seconds: float = 3.0, *, gpu: str = COMMITTED) -> Watched:
+def served(
+    policy: Policy, seconds: float = 3.0, *, gpu: str = COMMITTED, pace: float = 1.0
+) -> Watched:
     device = SimDevice(
-        NUM_SMS, PLAN.rungs, Varied(table(gpu), OF_ONE_SIZE), decode_launch_us=DECODE_LAUNCH_US,
-        prefill_launch_us=PREFILL_LAUNCH_US,
+        NUM_SMS, PLAN.rungs, Varied(table(gpu), OF_ONE_SIZE, pace=pace),
+        decode_launch_us=DECODE_LAUNCH_US, prefill_launch_us=PREFILL_LAUNCH_US,
     )  # fmt: skip
     executor = SimExecutor(
         preset(PLAN.model), device, num_pages=SIZES.num_pages, page_size=16,
@@ -77,3 +79,13 @@ def test_adaptive_stays_with_the_split_that_it_began() -> None:
     are_split = [span.place.num_sms < NUM_SMS for span in found.spans]
     assert sum(one != other for one, other in pairwise(are_split)) < 10
     assert sum(are_split) > 0.9 * len(are_split)
+
+
+@pytest.mark.parametrize(("pace", "least"), [(0.97, 27.0), (1.06, 24.0)])
+def test_adaptive_learns_how_fast_a_chip_is(pace: float, least: float) -> None:
+    """Chunks that keep the limit at any of these paces, planned for 0.88 of it, have 20 to 22."""
+    figures = served(Adaptive(table(COMMITTED), tbt_slo_ms=20.0), pace=pace).figures()
+    assert figures["tokens_per_ms"] > least
+    assert figures["tbt_p99_ms"] < 20.0
+    planned = Chunked(predictor=table(COMMITTED), tbt_slo_ms=20.0, margin=0.12)
+    assert served(planned, pace=pace).figures()["tokens_per_ms"] < 0.85 * least
