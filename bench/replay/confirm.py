@@ -32,7 +32,6 @@ FACTORS = "0.95,1.05"
 PACE_AT, PACE_S, PACE_SEED = 0.85, 10.0, 2000
 """The pace of a chip is measured at this part of a goodput, for so long, with other requests."""
 
-
 Place = tuple[str, str, float, str, str]
 """Model, trace, limit, order, policy."""
 

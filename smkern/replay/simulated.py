@@ -87,9 +87,8 @@ class SimServer:
 
     def open(self, policy: Policy, *, keep: bool = False) -> SimSession:
         """A session on a device of its own."""
-        is_varied = self._spread or self._pace != 1.0
         predictor: Predictor = self.predictor
-        if is_varied:
+        if self._spread or self._pace != 1.0:
             predictor = Varied(predictor, self._spread, pace=self._pace)
         return SimSession(self, predictor, policy, self._launch_us, keep)
 
