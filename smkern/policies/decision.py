@@ -22,6 +22,8 @@ class Decision:
         chunk_tokens: New tokens of that batch or forward, at most; a prompt that does not fit is
             cut there. None: what the buffers hold.
         layers: Layers of the running batch to launch now, or of the one that begins; 0: none now.
+            Of one that begins beside decode steps they wait until tokens that have come meanwhile
+            are handed out, and the policy is asked again.
         steps: Decode steps to launch back to back, 1 to 64. Fewer where pages are short.
         join: "polled": a side goes on when its own work is over. "gang": both wait for each other
             at the end of what this decision launches.
