@@ -16,6 +16,7 @@ from smkern.bench.replay.cases import sizes_of
 from smkern.bench.runtime.workload import PAGE_SIZE, frozen, open_executor
 from smkern.bench.runtime.workload import Sizes as ExecutorSizes
 from smkern.latency.nearest import predictor_for
+from smkern.measure.provenance import chip
 from smkern.replay import Served, Sizes, Trace
 from smkern.replay.prompts import token_ids
 from smkern.replay.run import TokenTimes
@@ -117,6 +118,7 @@ class GpuSession(RealSession):
             "compiled": smkern.counters().compilations - self._before,
             "graphs_missed": len(missed),
             "errors": len(self.mux.errors),
+            **chip(),
             "pace": pace_of(trace.spans, self._predictor, self._device.num_sms),
         }
         for id in live:

@@ -8,6 +8,7 @@ from typing import Any
 
 from smkern.bench.rows import Cell
 from smkern.bench.suite import known_names
+from smkern.measure.provenance import chip
 
 OP = "runtime"
 OURS, STOCK = "smkern", "stock"
@@ -76,7 +77,8 @@ class RuntimePlan:
     def cell(self, name: str, provider: str, value: Any, unit: str, **more: Any) -> Cell:
         """A cell of the results; `more` is what else its case says."""
         case = {"model": self.model, "name": name, **more}
-        return {"op": OP, "case": case, "provider": provider, "value": value, "unit": unit}
+        cell = {"op": OP, "case": case, "provider": provider, "value": value, "unit": unit}
+        return cell | chip()
 
 
 ROWS_8B = (

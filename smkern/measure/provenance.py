@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from smkern.device import device_info
+from smkern.device import device_info, has_gpu
 from smkern.errors import DeviceError
 
 JsonDict = dict[str, Any]
@@ -25,6 +25,17 @@ def collect_meta() -> JsonDict:
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": _command_line(sys.argv),
     }
+
+
+def chip() -> JsonDict:
+    """Which chip is here, for cells of what chips of one kind differ in by some percent: the
+    beginning of its UUID; nothing without a GPU."""
+    if not has_gpu():
+        return {}
+    import torch
+
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    return {"chip": str(uuid)[:8]}
 
 
 def _software() -> JsonDict:

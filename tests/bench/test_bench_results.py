@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from smkern.bench.results import (
     load_results,
     open_results,
 )
-from smkern.measure.provenance import collect_meta
+from smkern.measure.provenance import chip, collect_meta
 from tests.bench.synthetic import cell
 
 META = {"gpu": "NVIDIA H200", "date": "2026-11-21T00:00:00Z", "command": "x", "smkern_commit": "a"}
@@ -138,6 +139,16 @@ def test_meta_names_what_the_format_wants_and_no_path_of_the_machine(monkeypatch
     assert meta["command"] == command
     wanted = {"gpu", "driver", "torch", "triton", "smkern_commit", "date", "command"}
     assert wanted <= set(meta)
+
+
+def test_a_chip_is_told_by_the_beginning_of_its_uuid(monkeypatch):
+    monkeypatch.setattr("smkern.measure.provenance.has_gpu", lambda: False)
+    assert chip() == {}
+    about = SimpleNamespace(uuid="384ecabe-c89f-34a3-9aed-6455b3c0df49")
+    monkeypatch.setattr("smkern.measure.provenance.has_gpu", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", {1: about}.__getitem__)
+    assert chip() == {"chip": "384ecabe"}
 
 
 def test_files_of_different_suites_are_refused():
