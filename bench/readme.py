@@ -153,6 +153,7 @@ BLOCKS: dict[str, Block] = {
     "replay-goodput": _cells("replay", replay.goodput_table),
     "replay-orders": _cells("replay", replay.orders_table),
     "replay-kernels": _cells("replay", replay.kernels_table),
+    "replay-paces": _cells("replay", replay.paces_table),
     "replay-confirmed": _cells("replay", replay.confirmed_table),
     "replay-real": _cells("replay", replay.real_table),
     "replay-plot": _pictures("replay-goodput*.png"),

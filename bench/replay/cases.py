@@ -74,7 +74,8 @@ class Case:
         tbt_slo_ms: Limit of p99 of the time between tokens; None for a bound, which has no gaps.
         order: In which order requests wait.
         policy: A name of `POLICIES` with its settings, or "bound".
-        pace: How many times as long as predicted launches take on the chip; see `SimServer`.
+        pace: How many times as long as predicted launches take on the chip, see `SimServer`. None:
+            as predicted, which is what the table is of.
     """
 
     model: str
@@ -82,13 +83,13 @@ class Case:
     tbt_slo_ms: float | None
     order: str
     policy: str
-    pace: float = 1.0
+    pace: float | None = None
 
     def cell(self, **about: Any) -> Cell:
         """A cell of a results file."""
         case: Cell = {"model": self.model, "trace": trace_name(self.trace)}
         case |= {"tbt_slo_ms": self.tbt_slo_ms, "order": self.order}
-        if self.pace != 1.0:
+        if self.pace is not None:
             case["pace"] = self.pace
         return {"op": "replay", "case": case | about, "provider": self.policy}
 

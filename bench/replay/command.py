@@ -29,7 +29,7 @@ from smkern.bench.replay.own_table import note_table, read_own
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.suite import Deadline
 from smkern.device import has_gpu
-from smkern.measure.options import IntList
+from smkern.measure.options import Floats, IntList
 from smkern.measure.provenance import collect_meta
 from smkern.policies import POLICIES
 from smkern.profile import load_profile
@@ -39,23 +39,6 @@ from smkern.replay.run import Server
 
 MOST_SOUGHT = 100.0
 """No goodput of one GPU is above it, requests/s."""
-
-
-class Floats(click.ParamType):
-    """Numbers above 0: 10,15,30."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            found = tuple(float(word) for word in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers; write 10,15,30", param, ctx)
-        if not all(0 < number < float("inf") for number in found):
-            self.fail(f"{value!r} has a number that is not finite and above 0", param, ctx)
-        return found
 
 
 @click.command("replay")

@@ -17,14 +17,14 @@ from typing import Any
 import click
 
 from smkern.bench.replay.cases import Case, Cell
-from smkern.bench.replay.command import PREHEAT_S, Floats
+from smkern.bench.replay.command import PREHEAT_S
 from smkern.bench.replay.grid import TRACES_OPTION, listed
 from smkern.bench.replay.measure import BOUND, How, goodput_cell, rate_cell
 from smkern.bench.replay.rows import pairs, summarize
 from smkern.bench.results import Results, cell_key, load_results, reading
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, suite_command
 from smkern.device import gpu_folder
-from smkern.measure.options import IntList
+from smkern.measure.options import Floats, IntList
 from smkern.replay.run import Server
 
 FACTORS = "0.95,1.05"
@@ -56,8 +56,7 @@ def chosen(
 def case_of(cell: Cell, policy: str) -> Case:
     """What a cell was replayed as, with settings of its policy."""
     at = cell["case"]
-    pace = at.get("pace", 1.0)
-    return Case(at["model"], at["trace"], at["tbt_slo_ms"], at["order"], policy, pace)
+    return Case(at["model"], at["trace"], at["tbt_slo_ms"], at["order"], policy, at.get("pace"))
 
 
 def pace_here(cell: Cell, server: Server, folder: Path, preheat_s: float = PREHEAT_S) -> float:
@@ -141,7 +140,9 @@ def not_simulated(
 
 def simulated_here(results: Results) -> dict[Place, Cell]:
     """The goodputs of this chip that results have."""
-    return {_place(cell): cell for cell in results.cells if "requests" in cell["case"]}
+    return {
+        _place(cell): cell for cell in results.cells if {"pace", "requests"} <= cell["case"].keys()
+    }
 
 
 def paced(
@@ -154,7 +155,7 @@ def paced(
     and limit, and the others are simulated by it, all at once.
     """
     known = simulated_here(results)
-    paces = {place[1:3]: cell["case"].get("pace", 1.0) for place, cell in known.items()}
+    paces = {place[1:3]: cell["case"]["pace"] for place, cell in known.items()}
     left = [cell for cell in cells if _place(cell) not in known]
     for cell in left:
         at = _place(cell)[1:3]

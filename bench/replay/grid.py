@@ -31,7 +31,7 @@ from smkern.bench.replay.measure import BOUND, How, goodput_cell, specs, with_bo
 from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
-from smkern.measure.options import IntList
+from smkern.measure.options import Floats, IntList
 from smkern.policies import ORDERS, POLICIES
 from smkern.profile import DEFAULT, load_profile
 
@@ -46,14 +46,18 @@ def cases(
     limits_ms: Sequence[float],
     orders: Iterable[str],
     policies: Iterable[str],
+    paces: Sequence[float] = (),
 ) -> Iterator[Case]:
-    """All cells, the bounds first: each is the same for all limits and policies."""
+    """All cells, the bounds first: each is the same for all limits and policies. With paces those
+    of chips that have them, without bounds."""
     models, traces, orders, policies = map(tuple, (models, traces, orders, policies))
-    for model, trace, order in product(models, traces, orders):
-        yield Case(model, trace, None, order, BOUND)
+    if not paces:
+        for model, trace, order in product(models, traces, orders):
+            yield Case(model, trace, None, order, BOUND)
     for model, trace in product(models, traces):
-        for limit, order in product(limits_ms or LIMITS_MS[model], orders):
-            yield from (Case(model, trace, limit, order, policy) for policy in policies)
+        limits = limits_ms or LIMITS_MS[model]
+        for limit, order, pace in product(limits, orders, paces or (None,)):
+            yield from (Case(model, trace, limit, order, policy, pace) for policy in policies)
 
 
 @dataclass(slots=True)
@@ -229,6 +233,12 @@ def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
         default="poisson",
         show_default=True,
     ),
+    click.option(
+        "--paces",
+        type=Floats(),
+        default=None,
+        help="Of chips whose launches take so many times as long as predicted: 0.97,1,1.06.",
+    ),
     GPU_OPTION,
     click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
     TRACES_OPTION,
@@ -238,7 +248,8 @@ def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
 def command(
     output: Output, models: str, traces: str | None, policies: str | None, orders: str | None,
     limits_ms: tuple[int, ...] | None, seeds: int, seconds: float, least: int,
-    rungs: tuple[int, ...] | None, arrivals: Any, gpu: str, jobs: int, traces_folder: Path,
+    rungs: tuple[int, ...] | None, arrivals: Any, paces: tuple[float, ...] | None, gpu: str,
+    jobs: int, traces_folder: Path,
 ) -> None:  # fmt: skip
     """Goodput of every policy on real and generated traces, simulated; its bound beside it.
 
@@ -252,6 +263,7 @@ def command(
         [30.0] if output.quick else [float(x) for x in limits_ms or ()],
         checked_orders(listed(orders, ["fcfs"] if output.quick else list(ORDERS))),
         checked_policies(listed(policies, list(POLICIES))),
+        paces or (),
     )
     how = How(
         tuple(range(seeds)), arrivals, seconds, least, tuple(rungs or ()), folder=traces_folder,

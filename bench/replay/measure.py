@@ -135,7 +135,8 @@ def _made(
 
 
 def _simulated(case: Case, how: How) -> SimServer:
-    return simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy, pace=case.pace)
+    pace = 1.0 if case.pace is None else case.pace
+    return simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy, pace=pace)
 
 
 def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:

@@ -16,6 +16,23 @@ MAX_NUMBER = 1 << 20
 """Above any number of rows or SMs that is listed: a longer range would not end."""
 
 
+class Floats(click.ParamType):
+    """Numbers above 0: 10,15,30."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple(float(word) for word in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers; write 10,15,30", param, ctx)
+        if not all(0 < number < float("inf") for number in found):
+            self.fail(f"{value!r} has a number that is not finite and above 0", param, ctx)
+        return found
+
+
 class IntList(click.ParamType):
     """Integers and ranges: `16,32`, `16-132:2` (every second from 16 to 132)."""
 

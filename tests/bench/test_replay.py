@@ -353,3 +353,21 @@ def test_tables() -> None:
     assert row in tables.kernels_table([*cells, *on_stock])
     assert "Not measured yet" in tables.kernels_table(cells)
     assert "| 0.95 x 3.20 | kept | 16.0 | 100.00% | - |" in tables.confirmed_table(cells)
+
+
+def test_chips_of_other_paces_are_a_table_of_their_own() -> None:
+    told = list(
+        cases(["qwen3-8b"], ["azure-code"], [15.0], ["slack"], ["chunked", "adaptive"], (1.0, 1.06))
+    )
+    assert [(case.policy, case.pace) for case in told] == [
+        ("chunked", 1.0), ("adaptive", 1.0), ("chunked", 1.06), ("adaptive", 1.06),
+    ]  # fmt: skip
+    cells = [case.cell() | {"goodput_rps": 9.0 - n} for n, case in enumerate(told)]
+    first, _, chunked, ours = tables.paces_table(cells).splitlines()
+    assert first == "| requests/s at a pace of | 1.00 | 1.06 |"
+    assert chunked == "| qwen3-8b, azure-code, 15 ms, slack, chunked | 9.0 | 7.0 |"
+    assert ours == "| qwen3-8b, azure-code, 15 ms, slack, adaptive | 8.0 | 6.0 |"
+    both = [*full_table(), *cells]
+    assert summarize(both) == summarize(full_table())
+    assert tables.goodput_table(both) == tables.goodput_table(full_table())
+    assert "Not measured yet" in tables.paces_table(full_table())
