@@ -1,4 +1,4 @@
-"""Types of command-line options: lists of integers, lists of weight shapes, epilogues."""
+"""Types of command-line options: lists of numbers, lists of weight shapes, epilogues."""
 
 from __future__ import annotations
 
