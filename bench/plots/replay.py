@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from smkern.bench.replay.cases import beyond_table
 from smkern.bench.results import Results
 from smkern.bench.rows import Cell
 from smkern.panels import Picture
@@ -49,8 +50,7 @@ def limits_picture(cells: Sequence[Cell]) -> Iterator[Picture]:
     models: dict[str, dict[str, dict[str, dict[float, float]]]] = {}
     for cell in cells:
         case, rate = cell["case"], cell.get("goodput_rps")
-        is_other = {"rate_rps", "requests"} & case.keys()
-        if rate is None or is_other or case["tbt_slo_ms"] is None:
+        if rate is None or beyond_table(cell) or case["tbt_slo_ms"] is None:
             continue
         line = models.setdefault(case["model"], {}).setdefault(case["trace"], {})
         points = line.setdefault(cell["provider"], {})

@@ -94,6 +94,12 @@ class Case:
         return {"op": "replay", "case": case | about, "provider": self.policy}
 
 
+def beyond_table(cell: Cell) -> set[str]:
+    """What a cell's case has that those of the goodput table have not: one rate, the requests of a
+    short window, the pace of one chip."""
+    return {"rate_rps", "requests", "pace"}.intersection(cell["case"])
+
+
 def trace_name(trace: str) -> str:
     """What a cell calls a trace: the name of a file without its folder."""
     return Path(trace).stem if Path(trace).suffix in (".csv", ".jsonl") else trace

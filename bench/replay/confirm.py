@@ -47,7 +47,7 @@ def chosen(
             (traces, case["trace"]), (policies, cell["provider"]), (orders, case["order"]),
             (limits_ms, case["tbt_slo_ms"]),
         )  # fmt: skip
-        is_goodput = cell.get("goodput_rps") and "rate_rps" not in case
+        is_goodput = cell.get("goodput_rps") and {"rate_rps", "pace"}.isdisjoint(case)
         is_goodput = is_goodput and cell["provider"] != BOUND and case["model"] == model
         if is_goodput and all(not names or value in names for names, value in wanted):
             yield cell

@@ -304,6 +304,6 @@ def with_bounds(cells: Sequence[Cell]) -> list[Cell]:
     return found
 
 
-def _place(cell: Cell) -> tuple[str, str, str]:
+def _place(cell: Cell) -> tuple[str, str, str, float | None]:
     case = cell["case"]
-    return case["model"], case["trace"], case["order"]
+    return case["model"], case["trace"], case["order"], case.get("pace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from smkern.bench.replay.cases import Cell
+from smkern.bench.replay.cases import Cell, beyond_table
 from smkern.bench.replay.measure import BOUND
 from smkern.bench.replay.oracle import ORACLE
 from smkern.bench.rows import target_row, worst_row
@@ -20,8 +20,6 @@ GAIN_ON = (
     "writing-like",
     "rewriting-like",
 )
-OTHERS = ("rate_rps", "requests", "pace")
-"""What the cases of replays have that are not of the table."""
 FIGURES = (("tbt_ms", "p50"), ("tbt_ms", "p99"), ("ttft_ms", "p50"), ("ttft_ms", "p99"))
 """What a simulated replay is held against a real one by."""
 FIGURE_NAMES = tuple(f"{name.removesuffix('_ms')} {part}" for name, part in FIGURES)
@@ -31,13 +29,11 @@ Place = tuple[str, str, float]
 
 
 def goodputs(cells: Sequence[Cell]) -> dict[Place, dict[str, dict[str, Cell]]]:
-    """Goodput cells by place, policy and order, without bounds, and goodputs of short windows or of
-    one chip."""
+    """Goodput cells of the table by place, policy and order, without bounds."""
     found: dict[Place, dict[str, dict[str, Cell]]] = {}
     for cell in cells:
         case = cell["case"]
-        is_other = not case.keys().isdisjoint(OTHERS) or cell["provider"] == BOUND
-        if cell["op"] != "replay" or is_other:
+        if cell["op"] != "replay" or cell["provider"] == BOUND or beyond_table(cell):
             continue
         if cell.get("goodput_rps") is not None:
             place = case["model"], case["trace"], case["tbt_slo_ms"]

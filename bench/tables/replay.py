@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smkern.bench.replay.cases import beyond_table
 from smkern.bench.replay.measure import BOUND
 from smkern.bench.replay.oracle import ORACLE
 from smkern.bench.replay.rows import (
@@ -86,11 +87,8 @@ def paces_table(cells: Sequence[Cell]) -> str:
     predicted."""
     found: dict[str, dict[float, float]] = {}
     for cell in cells:
-        case = cell["case"]
-        if "pace" in case and case.keys().isdisjoint(("rate_rps", "requests")):
-            at = f"{case['model']}, {case['trace']}, {case['tbt_slo_ms']:g} ms, {case['order']}"
-            row = found.setdefault(f"{at}, {cell['provider']}", {})
-            row[case["pace"]] = cell["goodput_rps"]
+        if beyond_table(cell) == {"pace"}:
+            found.setdefault(_at(cell), {})[cell["case"]["pace"]] = cell["goodput_rps"]
     paces = sorted({pace for row in found.values() for pace in row})
     rows = [
         [name, *(f"{row[pace]:.1f}" if pace in row else "" for pace in paces)]
@@ -117,19 +115,20 @@ def confirmed_table(cells: Sequence[Cell]) -> str:
     for cell in cells:
         if "factor" in cell:
             case = cell["case"]
-            at = f"{case['model']}, {case['trace']}, {case['tbt_slo_ms']:g} ms, {case['order']}"
+            pace = f"{case['pace']:.2f}" if "pace" in case else "-"
             kept = "kept" if cell["is_met"] else "not kept"
             rate = f"{cell['factor']:g} x {cell['simulated_goodput_rps']:.2f}"
-            row = [
-                f"{at}, {cell['provider']}",
-                f"{case['pace']:.2f}" if "pace" in case else "-",
-                rate,
-                kept,
-            ]
+            row = [_at(cell), pace, rate, kept]
             row += [f"{cell['tbt_ms']['p99']:.1f}", f"{cell['ttft_kept']:.2%}"]
             rows.append([*row, str(cell.get("sm_mhz") or "-")])
     head = ["on the GPU", "pace", "requests/s", "limits", "TBT p99", "TTFT", "MHz"]
     return rows_or_none(head, rows)
+
+
+def _at(cell: Cell) -> str:
+    case = cell["case"]
+    at = f"{case['model']}, {case['trace']}, {case['tbt_slo_ms']:g} ms, {case['order']}"
+    return f"{at}, {cell['provider']}"
 
 
 def _best(by_order: dict[str, Cell]) -> str:

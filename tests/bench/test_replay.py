@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from smkern.bench.plots.replay import pictures
+from smkern.bench.plots.replay import limits_picture, pictures
 from smkern.bench.replay import command as replay_command
 from smkern.bench.replay.cases import (
     BESIDE,
@@ -357,17 +357,25 @@ def test_tables() -> None:
 
 def test_chips_of_other_paces_are_a_table_of_their_own() -> None:
     told = list(
-        cases(["qwen3-8b"], ["azure-code"], [15.0], ["slack"], ["chunked", "adaptive"], (1.0, 1.06))
+        cases(
+            ["qwen3-8b"], ["azure-code"], [15.0], ["slack"], ["chunked:64", "adaptive"], (1.0, 1.06)
+        )
     )
     assert [(case.policy, case.pace) for case in told] == [
-        ("chunked", 1.0), ("adaptive", 1.0), ("chunked", 1.06), ("adaptive", 1.06),
+        ("chunked:64", 1.0), ("adaptive", 1.0), ("chunked:64", 1.06), ("adaptive", 1.06),
     ]  # fmt: skip
     cells = [case.cell() | {"goodput_rps": 9.0 - n} for n, case in enumerate(told)]
     first, _, chunked, ours = tables.paces_table(cells).splitlines()
     assert first == "| requests/s at a pace of | 1.00 | 1.06 |"
-    assert chunked == "| qwen3-8b, azure-code, 15 ms, slack, chunked | 9.0 | 7.0 |"
+    assert chunked == "| qwen3-8b, azure-code, 15 ms, slack, chunked:64 | 9.0 | 7.0 |"
     assert ours == "| qwen3-8b, azure-code, 15 ms, slack, adaptive | 8.0 | 6.0 |"
     both = [*full_table(), *cells]
     assert summarize(both) == summarize(full_table())
     assert tables.goodput_table(both) == tables.goodput_table(full_table())
+    lines = [
+        [len(panel.marks) for picture in limits_picture(found) for panel in picture.panels]
+        for found in (both, full_table())
+    ]
+    assert lines[0] == lines[1] == [2, 3]
+    assert not any("bound" in cell for cell in with_bounds(both) if "pace" in cell["case"])
     assert "Not measured yet" in tables.paces_table(full_table())

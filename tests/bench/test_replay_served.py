@@ -95,7 +95,7 @@ def test_goodputs_are_chosen_by_name() -> None:
         goodput("chunked", 5.0), goodput("static_split", 4.0),
         goodput("chunked", 3.0, order="slack"),
         goodput(BOUND, 9.0), goodput("chunked", 0.0), goodput("chunked", 2.0, rate_rps=1.0),
-        goodput("chunked", 1.0, model="other"),
+        goodput("chunked", 1.0, model="other"), goodput("chunked", 1.0, pace=1.06),
     ]  # fmt: skip
     everything = {"model": "tiny", "traces": (), "policies": (), "orders": (), "limits_ms": ()}
     assert list(chosen(cells, **everything)) == cells[:3]
