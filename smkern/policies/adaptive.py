@@ -301,7 +301,7 @@ class Adaptive(BasePolicy):
                 return 0
             left = layers_left(snapshot)
             if left == snapshot.num_layers:
-                return min(left, FIRST_LAYERS)
+                return FIRST_LAYERS
             layers = prices.layers_of_a_step(chunks, rung, snapshot.num_sms - rung)
             return min(layers, MOST_LAYERS, left if left <= LAST_LAYERS else left - LAST_LAYERS)
         if snapshot.prefill_queued:

@@ -252,7 +252,7 @@ class Scheduler:
         has_waited = self._layers_wait  # once: a step may be over before its tokens are
         self._layers_wait = bool(layers and was_dry and launched and is_beside) and not has_waited
         if layers and not self._layers_wait:
-            has_begun = bool(wanted) and self._begins(decision, wanted, tokens)
+            has_begun = self._begins(decision, wanted, tokens)
             if has_begun and is_beside and lanes.queued("decode"):
                 # The host took as long for it as for the layers of a group.
                 self._layers_wait = launched = True
