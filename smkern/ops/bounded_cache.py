@@ -37,6 +37,16 @@ def steps_to(max_m: int) -> list[int]:
     return steps
 
 
+def librarys_rows(max_m: int) -> list[int]:
+    """The M at which cuBLASLt is launched before it serves: it picks a kernel by M itself, and one
+    that is new waits until the device has done all that is on its way, which took 50 to 60 ms.
+
+    Up to 512, where prompts' last rows and tokens lie, each; above every step, as rows of prompts
+    are padded.
+    """
+    return sorted({*range(1, min(max_m, 512) + 1), *steps_to(max_m)})
+
+
 def keep(kept: dict[Any, Any], key: Any, value: Any, most: int | None = None) -> None:
     """Keep `value` under `key`; a full dictionary lets the older half go before.
 

@@ -286,7 +286,7 @@ def test_a_warmup_launches_each_choice_of_the_library():
     found = [(p.scales, p.m) for p, _, _ in librarys(dispatcher, kinds, 900, [BUDGET, WHOLE])]
     by_row = [(scales, m) for scales, m in found if scales == "row"]
     assert by_row == [("row", 832), ("row", 896), ("row", 960)]
-    assert ("matrix", 80) in found
+    assert {("matrix", 80), ("matrix", 97)} <= {*found}  # its kernel may be another at each M
     assert ("matrix", 64) not in found
     blocks = smkern.Fp8Calls(shapes=[(64, 256)], blocks=True).problems(True)
     assert not [*librarys(dispatcher, [*blocks], 700, [WHOLE])]

@@ -143,3 +143,29 @@ def test_every_row_count_runs_what_the_warmup_visited(num_sms):
             problem = GemmProblem(m, n, k)
             config = dispatcher.select(problem, budget).config
             assert (n, variant_of(problem, config, 90)) in visited, f"{m} rows of {n}x{k}"
+
+
+def test_every_row_count_of_cublaslt_is_launched():
+    """It picks a kernel by the very number of rows, and one that is new waits for the device."""
+    dispatcher = offline_dispatcher(load_profile("h200"), GEMM_FAMILY.load(load_profile("h200")))
+    whole = Budget(132, "mask", True)
+    calls = GemmCalls([(4096, 12288)], 1100, ["bf16"], [Epilogue(residual=True)], [False])
+    launched = [
+        problem.m
+        for problem, config, _ in choices(dispatcher, calls, [whole], [True])
+        if config.kernel == "cublaslt"
+    ]
+    served = [
+        m for m in (*range(1, 513), *range(576, 1101, 64))
+        if dispatcher.select(GemmProblem(m, 4096, 12288, "bf16", calls.epilogues[0]), whole)
+        .config.kernel == "cublaslt"
+    ]  # fmt: skip
+    assert {97, 257} <= {*served} <= {*launched}
+    assert len(launched) == len({*launched})
+
+
+def test_a_partition_needs_no_more_rows(make_device):
+    """cuBLASLt cannot keep to its SMs."""
+    device = make_device(tables=TABLE)
+    rows = {p.m for p, _, _ in visited(device, [Budget(60, "mask", False)])}
+    assert rows == {*rows_to_visit(device.dispatcher, 512, 4096, 300)}

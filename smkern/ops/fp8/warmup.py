@@ -13,7 +13,7 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.annotated import check_fields
-from smkern.ops.bounded_cache import steps_to
+from smkern.ops.bounded_cache import librarys_rows, steps_to
 from smkern.ops.checks import FP8, FP8_BLOCK
 from smkern.ops.fp8.call import ScaledGrouped
 from smkern.ops.fp8.dispatch import ScaledDispatcher, fp8_dispatcher
@@ -206,7 +206,8 @@ def librarys(
 ) -> Iterator[Choice]:
     """Every choice of cuBLASLt, which picks a kernel for each; a capture takes none that is new."""
     plain = [problem for problem in kinds if not problem.blocks]
-    for problem, budget, rows, scales in product(plain, budgets, steps_to(max_m), fp8.LIBRARY_ROWS):
+    numbers = librarys_rows(max_m)
+    for problem, budget, rows, scales in product(plain, budgets, numbers, fp8.LIBRARY_ROWS):
         found = replace(problem, m=rows, scales=scales)
         if fp8.is_librarys(found, budget, dispatcher.profile):
             yield found, constraints.CUBLASLT, budget

@@ -12,7 +12,7 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.limits import shown
-from smkern.ops.bounded_cache import steps_to
+from smkern.ops.bounded_cache import librarys_rows, steps_to
 from smkern.ops.checks import DTYPES
 from smkern.ops.gemm import warmup_tune
 from smkern.ops.gemm.checks import ACTIVATIONS
@@ -64,6 +64,11 @@ def choices(
     for base in kinds(calls, aligned):
         rows = rows_to_visit(dispatcher, base.n, base.k, calls.max_m)
         yield from _choices_of(dispatcher, base, rows, budgets)
+        plain = replace(base, epilogue=Epilogue()) if base.epilogue.swiglu else base
+        between = sorted({*librarys_rows(calls.max_m)} - {*rows})
+        for budget, m in product(budgets, between):
+            if dispatcher.is_librarys(problem := replace(plain, m=m), budget):
+                yield problem, constraints.CUBLASLT, budget
 
 
 def kinds(calls: GemmCalls, aligned: Sequence[bool]) -> Iterator[GemmProblem]:
