@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ class Staging:
 
     def send(self, writes: Sequence[tuple[Tensor, Sequence[int] | Sequence[float]]]) -> None:
         """Write numbers into tensors, each contiguous and as long as its numbers."""
-        values = [torch.tensor(numbers, dtype=there.dtype) for there, numbers in writes]
+        values = [_tensor(numbers, there.dtype) for there, numbers in writes]
         if self.device.type != "cuda":
             for (there, _), here in zip(writes, values, strict=True):
                 there.copy_(here)
@@ -77,6 +78,13 @@ class Staging:
         if stage.memory.numel() < size:
             stage.memory = _pinned(size)
         return stage
+
+
+def _tensor(numbers: Sequence[int] | Sequence[float], dtype: torch.dtype) -> Tensor:
+    """Numbers on the host. Of an array they are read at once: of 2,048 a list takes 0.1 ms."""
+    if isinstance(numbers, array) and numbers.typecode == "q" and numbers:
+        return torch.frombuffer(numbers, dtype=torch.int64).to(dtype)
+    return torch.tensor(numbers, dtype=dtype)
 
 
 def _pinned(size: int) -> Tensor:

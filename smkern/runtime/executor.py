@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -30,7 +31,7 @@ class PrefillChunk(NamedTuple):
         return self.start + self.count
 
     @property
-    def ids(self) -> list[int]:
+    def ids(self) -> Sequence[int]:
         """Its tokens."""
         return self.request.ids[self.start : self.end]
 
@@ -38,6 +39,14 @@ class PrefillChunk(NamedTuple):
 def size_chunks(chunks: Sequence[PrefillChunk]) -> tuple[Chunk, ...]:
     """Pieces as a predictor sees them."""
     return tuple([Chunk(chunk.count, chunk.start) for chunk in chunks])
+
+
+def ids_of_chunks(chunks: Sequence[PrefillChunk]) -> array[int]:
+    """The tokens of all pieces, one behind the other."""
+    ids = array("q")
+    for chunk in chunks:
+        ids.extend(chunk.ids)
+    return ids
 
 
 def cut(remaining: int, room: int, least: int) -> int:

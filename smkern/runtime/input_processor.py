@@ -116,7 +116,7 @@ class InputProcessor:
                 "token ids, or another tokenizer"
             ) from reason
 
-    def _checked(self, index: int, ids: list[Any]) -> list[int]:
+    def _checked(self, index: int, ids: list[Any]) -> array[int]:
         vocab = self._config.vocab_size
         if not ids:
             raise RequestError(f"prompt {index} is empty: pass at least one token")
@@ -163,14 +163,14 @@ class InputProcessor:
             )
 
 
-def ids_of(tokens: Sequence[Any], vocab: int) -> list[int] | None:
-    """One token id or more as Python's numbers; None where one is no whole number in [0, vocab)."""
+def ids_of(tokens: Sequence[Any], vocab: int) -> array[int] | None:
+    """One token id or more; None where one is no whole number in [0, vocab)."""
     try:
         ids = array("q", tokens)
     except Exception:  # noqa: BLE001  what lies in a prompt may raise anything
         return None
     numbers = np.frombuffer(ids, np.int64)
-    return ids.tolist() if numbers.min() >= 0 and numbers.max() < vocab else None
+    return ids if numbers.min() >= 0 and numbers.max() < vocab else None
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

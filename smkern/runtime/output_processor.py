@@ -332,7 +332,7 @@ def deliver(
 def _repeats(request: Request, token: int) -> bool:
     """Take a token that was emitted before; False, with its error, where it is another one."""
     expected, position = request.to_repeat[0], len(request.ids)
-    request.ids += [expected]  # no calls, behind which an interrupt might come
+    request.ids += request.to_repeat[:1]  # no calls, behind which an interrupt might come
     del request.to_repeat[0]
     if token == expected:
         return True

@@ -16,7 +16,7 @@ from smkern.models.layered import LayeredModel, all_layers
 from smkern.models.plan_memory import PlanMemory
 from smkern.models.step import Caches, Step
 from smkern.ops.workspace import Scratch
-from smkern.runtime.executor import PrefillChunk
+from smkern.runtime.executor import PrefillChunk, ids_of_chunks
 from smkern.runtime.model import sizes
 from smkern.runtime.model.prefill import reserve
 from smkern.runtime.model.row_state import RowState
@@ -85,7 +85,7 @@ class MixedInputs:
         cu_q_lens += [total] * (state.max_running - batch)
         self._staging.send(
             [
-                (self._token_ids[:split], [id_ for chunk in chunks for id_ in chunk.ids]),
+                (self._token_ids[:split], ids_of_chunks(chunks)),
                 (self._kv_lens[: self._max_chunks], [0] * spare + ends),
                 (self._cu_q_lens, cu_q_lens),
             ]

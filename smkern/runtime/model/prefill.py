@@ -20,7 +20,7 @@ from smkern.models.plan_memory import PlanMemory
 from smkern.models.step import Caches, Step
 from smkern.partition import current_num_sms
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
+from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun, ids_of_chunks
 from smkern.runtime.model import sizes
 from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.reads import Read, Reads, Source
@@ -179,7 +179,7 @@ class PrefillRunner:
         counts = [chunk.count for chunk in chunks]
         lengths = [chunk.end for chunk in chunks]
         self._table.write_prefill_rows(prompts.first_row, chunks)
-        tokens = [id_ for chunk in chunks for id_ in chunk.ids]
+        tokens = ids_of_chunks(chunks)
         cu_q_lens = prompts.cu_q_lens[: len(chunks) + 1]
         inputs = self._state.inputs(prompts.first_row, len(chunks))
         step = Step.make(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ class Records(NamedTuple):
     numbers: list[int]
     pending: list[int]
     had: list[int]
-    ids: list[list[int]]
+    ids: list[array[int]]
     pages: dict[int, tuple[int, tuple[int, ...]]]
     fixed: dict[int, Fixed]
 
@@ -94,7 +95,8 @@ class Mirror:
     def update(self, records: Records) -> list[Request]:
         """Take what is new of requests; they, in its order."""
         for number, (params, seed, stops, new, prompt_len) in records.fixed.items():
-            self._requests[number] = Request(number, params, seed, stops, new, [], prompt_len)
+            ids = array("q")
+            self._requests[number] = Request(number, params, seed, stops, new, ids, prompt_len)
         requests = [self._requests[number] for number in records.numbers]
         news = zip(requests, records.pending, records.had, records.ids, strict=True)
         for request, pending, had, ids in news:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from array import array
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -145,8 +146,12 @@ def test_a_launch_that_never_ends_is_an_error() -> None:
         replay.over(2)
 
 
+def ids(*tokens: int) -> array[int]:
+    return array("q", tokens)
+
+
 def a_request(pool: PagePool) -> Request:
-    request = Request(3, SamplingParams(9), 1, frozenset({2}), 9, [5, 6, 7, 8, 9], 5)
+    request = Request(3, SamplingParams(9), 1, frozenset({2}), 9, ids(5, 6, 7, 8, 9), 5)
     pool.allocate(request, request.ids)
     request.room = 8
     return request
@@ -192,12 +197,12 @@ def test_records_say_only_what_is_new() -> None:
         forget=lambda x: other.pop(x.index),
     ))  # fmt: skip
     (copy,) = mirror.update(told.records([request]))
-    assert (copy.ids, copy.prompt_len, copy.stop_token_ids) == ([5, 6, 7, 8, 9], 5, {2})
+    assert (copy.ids, copy.prompt_len, copy.stop_token_ids) == (ids(5, 6, 7, 8, 9), 5, {2})
     assert other == {3: [0, *pool.pages(request)]}
     request.ids.append(1)
     request.num_pending = 2
     news = told.records([request])
-    assert (news.ids, news.pages, news.fixed) == ([[1]], {}, {})
+    assert (news.ids, news.pages, news.fixed) == ([ids(1)], {}, {})
     assert mirror.update(news) == [copy]
     assert (copy.ids, copy.num_tokens) == (request.ids, request.num_tokens)
     pool.extend(request, 9)
