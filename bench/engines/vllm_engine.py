@@ -17,8 +17,8 @@ from platformdirs import user_cache_path
 from smkern.bench.engines.cases import EngineLoad
 from smkern.bench.engines.steps import Step, Steps
 from smkern.bench.power import power_meter
-from smkern.bench.runtime.workload import frozen
 from smkern.errors import ConfigError
+from smkern.garbage import seldom_collected
 from smkern.models import ModelConfig, preset
 
 NO_BUDGET = 8192
@@ -137,7 +137,7 @@ class VllmEngine:
             per_step = max(budget - load.rows, 1)
             for _ in range(3 + (steps + 2 * SETTLE) * per_step // load.prompt):
                 self._add("p", self._text(load.prompt), 1)
-        with frozen():
+        with seldom_collected():
             self._run(SETTLE)
             self._vllm.taken_steps()
             self._run(steps + 1)
@@ -153,7 +153,7 @@ class VllmEngine:
         self._vllm.set_token_budget(NO_BUDGET)
         for _ in range(32):
             self._add("p", self._text(self.load.prompt), 1)
-        with frozen():
+        with seldom_collected():
             self._run(2)
             self._vllm.taken_steps()
             while self._vllm.is_busy:

@@ -23,8 +23,8 @@ from smkern.bench.engines.tasks import Task
 from smkern.bench.replay.cases import Case, trace_name
 from smkern.bench.replay.measure import How, goodput_cell
 from smkern.bench.results import Results, cell_key
-from smkern.bench.runtime.workload import frozen
 from smkern.device import device_info
+from smkern.garbage import seldom_collected
 from smkern.models import preset
 from smkern.policies import Policy
 from smkern.replay import Sizes
@@ -141,7 +141,7 @@ def window_tasks(
         from smkern.bench.engines.vllm_server import VllmServer
 
         made = VllmServer(load.model, MAX_CONTEXT, kv_tokens, **vllm_options(provider))
-        stack.enter_context(frozen())
+        stack.enter_context(seldom_collected())
         return made
 
     return WindowTasks(load, provider, trace, folder, results, engine)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import smkern
 from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.replay.cases import sizes_of
-from smkern.bench.runtime.workload import PAGE_SIZE, frozen, open_executor
+from smkern.bench.runtime.workload import PAGE_SIZE, open_executor
 from smkern.bench.runtime.workload import Sizes as ExecutorSizes
+from smkern.garbage import seldom_collected
 from smkern.latency.nearest import predictor_for
 from smkern.measure.provenance import chip
 from smkern.replay import Served, Sizes, Trace
@@ -213,5 +214,5 @@ def open_server(
         executor.warm()
         count = executor.capture(None, contexts=[*CONTEXTS, held.max_context])
         say(f"captured {count} graphs, {time.monotonic() - began:.0f} s")
-        with frozen():
+        with seldom_collected():
             yield GpuServer(model, executor, predictor, power_meter())

@@ -18,7 +18,8 @@ from smkern.bench.runtime.cases import (
 )
 from smkern.bench.runtime.figures import percentile
 from smkern.bench.runtime.watch import Watched, Workload
-from smkern.bench.runtime.workload import Sizes, frozen, open_executor
+from smkern.bench.runtime.workload import Sizes, open_executor
+from smkern.garbage import seldom_collected
 from smkern.models import Weights
 from smkern.policies import StaticSplit
 from smkern.runtime.device import Device, Event, Work
@@ -148,7 +149,7 @@ def memory_cells(
     plan: RuntimePlan, weights: Weights, *, sizes: Sizes = MEMORY_SIZES
 ) -> Iterator[Cell]:
     """Decode graphs of 20 buckets of rows on 7 splits, and the splits' contexts."""
-    with open_executor(weights, sizes) as executor, frozen():
+    with open_executor(weights, sizes) as executor, seldom_collected():
         began = time.monotonic()
         count = executor.capture(sizes.rungs, contexts=[sizes.max_context])
         report = executor.memory_report()

@@ -18,8 +18,9 @@ from typing import Any
 from smkern.bench.ops.sampling import TEMPERATURE, TOP_K, TOP_P
 from smkern.bench.power import Reading
 from smkern.bench.runtime.figures import percentile
-from smkern.bench.runtime.workload import PAGE_SIZE, frozen
+from smkern.bench.runtime.workload import PAGE_SIZE
 from smkern.errors import SmkernError
+from smkern.garbage import seldom_collected
 from smkern.kernels.ledger import counters
 from smkern.measure.sm_clock import Clock, NoClock, ticking
 from smkern.models import SamplingParams
@@ -116,7 +117,7 @@ class Workload:
             WatchError: rows that did not all decode, or grow, for a minute.
         """
         serving = _Serving(self, executor, policy, clock or NoClock(), watts, options)
-        with frozen():  # a pass of the collector over all that torch has takes some steps' time
+        with seldom_collected():
             return serving.run(seconds, preheat_s)
 
 

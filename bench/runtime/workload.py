@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -141,16 +140,3 @@ def executor_of(
 
 def _host_device(rungs: tuple[int, ...]) -> Device:
     return HostDevice(rungs=rungs)
-
-
-@contextmanager
-def frozen() -> Iterator[None]:
-    """Keep the garbage collector off what exists now; what others froze stays so."""
-    before = gc.get_freeze_count()
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not before:
-            gc.unfreeze()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 
 import smkern
 from smkern.device import torch_device
+from smkern.garbage import seldom_collected
 from smkern.kv import KvPool
 from smkern.latency import TablePredictor
 from smkern.latency.nearest import predictor_for
@@ -123,12 +123,10 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
             max_context=options.max_context,
         )  # fmt: skip
         mux.metrics_text()  # what it imports, 10 ms, is there when the first scrape comes
-        # A pass of the collector over all that torch has takes some steps' time.
-        gc.collect()
-        gc.freeze()
         try:
             ready = Ready(decoder.max_position, pool.num_pages * pool.page_size, config.vocab_size)
-            yield mux, ready
+            with seldom_collected():
+                yield mux, ready
         finally:
             with suppress(smkern.errors.SmkernError):
                 mux.close(force=True)
