@@ -10,6 +10,19 @@ FULL_AFTER = 1000
 """Collections of the middle generation between two full ones: some 7 million objects more."""
 
 
+def collect_young() -> None:
+    """Collect what is young now where that would be due soon, as nothing else is to be done.
+
+    Python collects when something is made, which in a serving loop is while tokens are handed out:
+    0.3 ms for the youngest, 3 to 6 ms for the next generation on an H200's host. Where collecting
+    is off it stays off.
+    """
+    first, second, _ = gc.get_threshold()
+    young, middle, _ = gc.get_count()
+    if gc.isenabled() and 0 < first < 2 * young:
+        gc.collect(1 if second < 2 * middle else 0)
+
+
 @contextmanager
 def seldom_collected() -> Iterator[None]:
     """Inside the block full collections leave out what exists now, and are seldom.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
+from smkern.garbage import collect_young
 from smkern.limits import as_flag, as_int, shown
 from smkern.runtime.device import (
     Device,
@@ -270,6 +271,7 @@ class Interleaver:
 
     def wait(self, until_us: float | None = None) -> None:
         """Let time go by until something may be over, or until a moment."""
+        collect_young()
         events = [queue[0].event for queue in self._queued.values() if queue]
         if self._refused:
             soon_us = self.device.now_us() + ROOM_US
