@@ -306,7 +306,7 @@ def full_table() -> list[dict[str, object]]:
     served = {"factor": 0.95, "simulated_goodput_rps": 3.2, "is_met": True, "is_expected": True}
     cells += [
         at_rate("simulated", 10.0, 100.0),
-        at_rate("gpu", 8.0, 100.0, ttft_kept=1.0, **served),
+        at_rate("gpu", 8.0, 100.0, ttft_kept=1.0, worst_gap_ms={"p90": 41.5}, **served),
     ]
     return cells
 
@@ -352,7 +352,7 @@ def test_tables() -> None:
     row = "| qwen3-8b, azure-code, 15 ms, slack | 3.50 | 3.50 | 12.00 | 11.70 |"
     assert row in tables.kernels_table([*cells, *on_stock])
     assert "Not measured yet" in tables.kernels_table(cells)
-    assert "| 0.95 x 3.20 | kept | 16.0 | 100.00% | - |" in tables.confirmed_table(cells)
+    assert "| 0.95 x 3.20 | kept | 16.0 | 41.5 | 100.00% | - |" in tables.confirmed_table(cells)
 
 
 def test_chips_of_other_paces_are_a_table_of_their_own() -> None:
