@@ -18,6 +18,7 @@ import click
 
 from smkern import errors
 from smkern.errors import ArgumentError, EngineDeadError, SmkernError
+from smkern.garbage import seldom_collected
 from smkern.measure.options import IntList
 from smkern.server import RUNGS
 
@@ -148,7 +149,10 @@ def run_server(app: Any, client: Any, place: socket.socket, grace_s: int) -> Non
 
     client.on_failure = stop
     # uvicorn stops by them, and then raises them again
-    with handled(signal.SIGINT, signal.SIG_IGN), handled(signal.SIGTERM, signal.SIG_IGN):
+    with (
+        handled(signal.SIGINT, signal.SIG_IGN), handled(signal.SIGTERM, signal.SIG_IGN),
+        seldom_collected(),
+    ):  # fmt: skip
         server.run(sockets=[place])
 
 
