@@ -71,6 +71,10 @@ SUITES = {
         "smkern.bench.replay.confirm",
         "Simulated goodputs served on the GPU, a little below and above.",
     ),
+    "replay-ablations": (
+        "smkern.bench.replay.ablations",
+        "Goodput where one thing is left out or otherwise, simulated.",
+    ),
     "server": (
         "smkern.bench.server",
         "Tokens of streams over HTTP, against the same runtime in its own process.",

@@ -1,0 +1,262 @@
+"""`smkern bench replay-ablations`: goodput where one thing is left out or otherwise, simulated."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import click
+
+from smkern.bench.replay.cases import LEAST_REQUESTS, SECONDS, Case, Cell, sizes_of
+from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION
+from smkern.bench.replay.measure import How, goodput_cell, rate_cell
+from smkern.bench.results import cell_key
+from smkern.bench.suite import Output, suite_command
+from smkern.kv import VirtualTokens
+from smkern.latency import Size
+from smkern.latency.predictor import Predictor
+from smkern.latency.regression import ContentionIgnored
+from smkern.policies import Policy
+from smkern.profile import load_profile
+from smkern.replay import SimServer, Trace
+from smkern.replay.named import parsed
+from smkern.replay.simulated import SimSession
+from smkern.replay.varied import SPREAD
+
+MODEL = "qwen3-8b"
+ON_GPUS = (16, 24, 28, 32, 40, 44, 48, 64)
+"""Rungs that replays on GPUs have."""
+SAFE = "muxwise:margin=0.3"
+"""With a margin that its steps beside prompts keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """A policy in a place of the goodput table, with something left out or otherwise.
+
+    Attributes:
+        question: What is asked; the first of a question's is what the others are held against.
+        variant: What is otherwise.
+        policy: Its name, with settings that a text can say.
+        settings: Others.
+        trace, limit_ms, order: Where; a limit of 0 is none.
+        rungs: SMs of the decode side of each split; (): all of the simulated device's.
+        off: The policy's predictor says so many times what it should.
+        sees_neighbours: Whether that says that launches are slower beside others.
+        spread: Of launches' times, see `Varied`.
+        reuses: Whether a prompt finds the blocks that another computed.
+        rate_rps: A rate, where no goodput is looked for.
+    """
+
+    question: str
+    variant: str
+    policy: str = "adaptive"
+    settings: tuple[tuple[str, Any], ...] = ()
+    trace: str = "azure-conversation"
+    limit_ms: float = 15.0
+    order: str = "slack"
+    rungs: tuple[int, ...] = ()
+    off: float = 1.0
+    sees_neighbours: bool = True
+    spread: float = SPREAD
+    reuses: bool = True
+    rate_rps: float | None = None
+
+    @property
+    def cell(self) -> Cell:
+        """Its cell, without figures."""
+        case = Case(MODEL, self.trace, self.limit_ms, self.order, self.policy)
+        return case.cell(question=self.question, variant=self.variant)
+
+    def make(self, predictor: Predictor) -> Policy:
+        """A new policy that goes by this predictor."""
+        kind, given = parsed(self.policy)
+        if not self.sees_neighbours:
+            predictor = ContentionIgnored(predictor)
+        made: Any = kind
+        return made(  # type: ignore[no-any-return]
+            predictor=Off(predictor, self.off), tbt_slo_ms=self.limit_ms, order=self.order,
+            **given | dict(self.settings),
+        )  # fmt: skip
+
+
+class Off:
+    """Another predictor's times, all by a factor."""
+
+    def __init__(self, predictor: Predictor, factor: float) -> None:
+        self._predictor = predictor
+        self._factor = factor
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        """The other predictor's, so many times."""
+        return self._factor * self._predictor.alone_us(size, num_sms)
+
+    def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        """The other predictor's."""
+        return self._predictor.slowdown(size, num_sms, beside, beside_sms)
+
+
+class Forgetful(SimServer):
+    """A simulated server where no prompt finds another's blocks."""
+
+    def open(self, policy: Policy, *, keep: bool = False) -> SimSession:
+        session = super().open(policy, keep=keep)
+
+        def prompt(trace: Trace, number: int) -> VirtualTokens:
+            return VirtualTokens(trace.requests[number].prompt_tokens)
+
+        session.prompt = prompt  # type: ignore[method-assign]
+        return session
+
+
+def _parts() -> list[Ablation]:
+    ask = partial(Ablation, "what `adaptive` may do")
+    return [
+        ask("chunks and splits, as they are"),
+        ask("chunks alone", settings=(("modes", ("mixed",)),)),
+        ask("splits alone", settings=(("modes", ("split",)),)),
+        ask("no late token risked", policy="adaptive:late=0"),
+        *(ask(f"one split of {n} SMs: static", policy=f"static_split:{n}") for n in (32, 40, 48)),
+    ]
+
+
+def _predictions() -> list[Ablation]:
+    ask = partial(Ablation, "its predictor")
+    offs = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3)
+    return [
+        ask("as it is"),
+        *(ask(f"says {x:g} of the time", off=x) for x in offs),
+        ask("knows no neighbours", sees_neighbours=False),
+        ask("is perfect: launches take what it says", spread=0.0),
+    ]
+
+
+def _rungs() -> list[Ablation]:
+    ask = partial(Ablation, "rungs of splits")
+    return [
+        ask("17, from 8 to 112 SMs"),
+        ask("eight, as on GPUs", rungs=ON_GPUS),
+        ask("every 8, from 16 to 64", rungs=tuple(range(16, 65, 8))),
+        ask("every 16, from 16 to 64", rungs=tuple(range(16, 65, 16))),
+        ask("32 alone", rungs=(32,)),
+    ]
+
+
+def _steps() -> list[Ablation]:
+    ask = partial(Ablation, "decode steps launched ahead, `static_split:40`")
+    return [ask(f"{n}", policy=f"static_split:40:steps={n}") for n in (2, 1, 3, 4)]
+
+
+def _preemption() -> list[Ablation]:
+    found = []
+    for order in ("fcfs", "slack"):
+        ask = partial(
+            Ablation, f"MuxWise, Fig. 20: preemption, {order}", trace="sharegpt-like+loogle-like",
+            limit_ms=50.0, order=order,
+        )  # fmt: skip
+        found += [ask("as it is", policy=SAFE), ask("none", policy=f"{SAFE}:preempt=false")]
+    return found
+
+
+def _groups() -> list[Ablation]:
+    ask = partial(
+        Ablation, "DRIFT, Fig. 13: groups, the whole device to either side among them",
+        policy="drift:margin=0.4", limit_ms=30.0,
+    )  # fmt: skip
+    shares = {4: (24, 36), 3: (30,), 5: (20, 30, 40), 6: (20, 28, 36, 44)}
+    return [
+        ask(f"{n}", settings=(("groups", tuple(x / 108 for x in of)),)) for n, of in shares.items()
+    ]
+
+
+def _cache() -> list[Ablation]:
+    found = []
+    for policy in ("adaptive", "chunked:margin=0.08"):
+        ask = partial(
+            Ablation, f"prefix cache, `{policy}`", policy=policy, trace="mooncake-conversation",
+            limit_ms=30.0,
+        )  # fmt: skip
+        found += [ask("as it is"), ask("none", reuses=False)]
+    return found
+
+
+def _limits() -> list[Ablation]:
+    found = []
+    for policy in ("adaptive", "chunked:margin=0.08", SAFE, "drift:margin=0.4"):
+        ask = partial(
+            Ablation, f"DRIFT, Table 3: no limit, `{policy}`", policy=policy, rate_rps=13.4
+        )
+        found += [ask("15 ms"), ask("none", limit_ms=0.0)]
+    return found
+
+
+ABLATIONS: tuple[Ablation, ...] = (
+    *_parts(), *_predictions(), *_rungs(), *_steps(), *_preemption(), *_groups(), *_cache(),
+    *_limits(),
+)  # fmt: skip
+
+
+def measured(ablation: Ablation, how: How) -> Cell:
+    """Its cell: a goodput, or what service is like at its rate."""
+    sizes = sizes_of(MODEL, how.gpu)
+    if ablation.rungs:
+        sizes = replace(sizes, rungs=ablation.rungs)
+    kind = SimServer if ablation.reuses else Forgetful
+    server = kind(MODEL, gpu=how.gpu, sizes=sizes, spread=ablation.spread)
+    limit = ablation.limit_ms or None
+    case = Case(MODEL, ablation.trace, limit, ablation.order, ablation.policy)
+    found: Cell | None
+    if ablation.rate_rps is None:
+        make = partial(ablation.make, server.predictor)
+        found = goodput_cell(case, how, spec=ablation.policy, server=server, make=make)
+    else:
+        found, _ = rate_cell(case, how, ablation.rate_rps, server=server, drain=False)
+    assert found is not None
+    return found | ablation.cell
+
+
+@suite_command(
+    "replay-ablations",
+    click.option("--seeds", type=int, default=2, show_default=True, help="Searches of a cell."),
+    click.option("--seconds", type=float, default=SECONDS, show_default=True, help="Of a replay."),
+    click.option(
+        "--least", type=int, default=LEAST_REQUESTS, show_default=True, help="Requests of one."
+    ),
+    GPU_OPTION,
+    click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
+    TRACES_OPTION,
+    quick="The first question.",
+)
+def command(
+    output: Output, seeds: int, seconds: float, least: int, gpu: str, jobs: int,
+    traces_folder: Path,
+) -> None:  # fmt: skip
+    """Goodput of Qwen3-8B where something is left out or otherwise, simulated.
+
+    What `Adaptive` may do, what its predictor says, rungs, steps ahead, preemption, groups, the
+    prefix cache, no limit. Takes a process some minutes for each dozen of them.
+    """
+    results = output.open(gpu=load_profile(gpu).info.name)
+    asked = [x for x in ABLATIONS if not output.quick or x.question == ABLATIONS[0].question]
+    todo = [x for x in asked if cell_key(x.cell) not in results.by_key]
+    how = How(tuple(range(seeds)), "poisson", seconds, least, folder=traces_folder, gpu=gpu)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(measured, x, how) for x in todo]):
+            cell = done.result()
+            results.add(cell)
+            results.save(output.path)
+            click.echo(f"{cell['case']['question']}, {cell['case']['variant']}: {said(cell)}")
+
+
+def said(cell: Cell) -> str:
+    """A cell's figure, in a few words."""
+    if "goodput_rps" in cell:
+        return f"{cell['goodput_rps']:.2f}/s"
+    tbt, ttft = cell["tbt_ms"]["p99"], cell["ttft_ms"]["p50"]
+    return f"TBT p99 {tbt:.1f} ms, TTFT p50 {ttft:.0f} ms"
