@@ -156,6 +156,7 @@ BLOCKS: dict[str, Block] = {
     "replay-paces": _cells("replay", replay.paces_table),
     "replay-confirmed": _cells("replay", replay.confirmed_table),
     "replay-real": _cells("replay", replay.real_table),
+    "replay-ablations": _cells("replay_ablations", replay.ablations_table),
     "replay-plot": _pictures("replay-goodput*.png"),
 }
 """Every block of the pages: from the results to its text."""

@@ -44,7 +44,7 @@ class Ablation:
         variant: What is otherwise.
         policy: Its name, with settings that a text can say.
         settings: Others.
-        trace, limit_ms, order: Where; a limit of 0 is none.
+        trace, limit_ms, order: Where; None: no limit.
         rungs: SMs of the decode side of each split; (): all of the simulated device's.
         off: The policy's predictor says so many times what it should.
         sees_neighbours: Whether that says that launches are slower beside others.
@@ -58,7 +58,7 @@ class Ablation:
     policy: str = "adaptive"
     settings: tuple[tuple[str, Any], ...] = ()
     trace: str = "azure-conversation"
-    limit_ms: float = 15.0
+    limit_ms: float | None = 15.0
     order: str = "slack"
     rungs: tuple[int, ...] = ()
     off: float = 1.0
@@ -191,7 +191,7 @@ def _limits() -> list[Ablation]:
         ask = partial(
             Ablation, f"DRIFT, Table 3: no limit, `{policy}`", policy=policy, rate_rps=13.4
         )
-        found += [ask("15 ms"), ask("none", limit_ms=0.0)]
+        found += [ask("15 ms"), ask("none", limit_ms=None)]
     return found
 
 
@@ -208,8 +208,7 @@ def measured(ablation: Ablation, how: How) -> Cell:
         sizes = replace(sizes, rungs=ablation.rungs)
     kind = SimServer if ablation.reuses else Forgetful
     server = kind(MODEL, gpu=how.gpu, sizes=sizes, spread=ablation.spread)
-    limit = ablation.limit_ms or None
-    case = Case(MODEL, ablation.trace, limit, ablation.order, ablation.policy)
+    case = Case(MODEL, ablation.trace, ablation.limit_ms, ablation.order, ablation.policy)
     found: Cell | None
     if ablation.rate_rps is None:
         make = partial(ablation.make, server.predictor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smkern.bench.replay.ablations import ABLATIONS, said
 from smkern.bench.replay.cases import beyond_table
 from smkern.bench.replay.measure import BOUND
 from smkern.bench.replay.oracle import ORACLE
@@ -18,6 +19,7 @@ from smkern.bench.replay.rows import (
     rivals,
 )
 from smkern.bench.replay.stock import ON_STOCK
+from smkern.bench.results import cell_key
 from smkern.bench.rows import Cell
 from smkern.bench.tables.markdown import rows_or_none
 from smkern.policies import POLICIES
@@ -128,6 +130,23 @@ def confirmed_table(cells: Sequence[Cell]) -> str:
     gaps = ["TBT p99", "longest, p90"]
     head = ["on the GPU", "pace", "requests/s", "limits", *gaps, "TTFT", "MHz"]
     return rows_or_none(head, rows)
+
+
+def ablations_table(cells: Sequence[Cell]) -> str:
+    """What is left out or otherwise, and the goodput over that of its question's first."""
+    by_key = {cell_key(cell): cell for cell in cells}
+    rows = []
+    first: Cell = {}
+    for ablation in ABLATIONS:
+        cell = by_key.get(cell_key(ablation.cell))
+        if cell is None:
+            continue
+        if cell["case"]["question"] != first.get("case", {}).get("question"):
+            first = cell
+        of = first.get("goodput_rps")
+        ratio = f"{cell['goodput_rps'] / of:.2f}" if of else ""
+        rows.append([ablation.question, ablation.variant, said(cell), ratio])
+    return rows_or_none(["Qwen3-8B, an H200", "", "goodput", "over the first"], rows)
 
 
 def _at(cell: Cell) -> str:

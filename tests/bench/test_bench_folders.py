@@ -50,8 +50,8 @@ def suites_with_results() -> list[str]:
 def test_every_suite_that_measures_asks_the_device() -> None:
     measured = {
         "gemm", "fp8", "attention", "ops", "model", "runtime", "ceilings", "partitions",
-        "cliffs", "batch-invariant", "host", "untuned", "replay", "replay-confirm", "server",
-        "engines", "ranks", "cutlass", "power", "layouts",
+        "cliffs", "batch-invariant", "host", "untuned", "replay", "replay-ablations",
+        "replay-confirm", "server", "engines", "ranks", "cutlass", "power", "layouts",
     }  # fmt: skip
     assert set(suites_with_results()) == measured
 
@@ -85,7 +85,11 @@ def test_without_a_gpu_the_folder_is_nobodys(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "suite", sorted({*suites_with_results()} - {"replay", "replay-confirm", "ranks", "server"})
+    "suite",
+    sorted(
+        {*suites_with_results()}
+        - {"replay", "replay-ablations", "replay-confirm", "ranks", "server"}
+    ),
 )
 def test_without_a_gpu_a_suite_says_so_and_makes_no_file(suite, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
