@@ -19,8 +19,10 @@ from smkern.bench.results import cell_key
 from smkern.bench.suite import Output, suite_command
 from smkern.kv import VirtualTokens
 from smkern.latency import Size
+from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
 from smkern.latency.regression import ContentionIgnored
+from smkern.models.presets import preset
 from smkern.policies import Policy
 from smkern.profile import load_profile
 from smkern.replay import SimServer, Trace
@@ -31,6 +33,8 @@ from smkern.replay.varied import SPREAD
 MODEL = "qwen3-8b"
 ON_GPUS = (16, 24, 28, 32, 40, 44, 48, 64)
 """Rungs that replays on GPUs have."""
+SLOWER = (0.7, 1.3, 1.6)
+"""Of what neighbours slow a launch by: a GPU that has no table of its own."""
 MUXWISE = "muxwise:margin=0.08"
 """With the margin that is best for it at 30 and 50 ms."""
 
@@ -48,6 +52,7 @@ class Ablation:
         rungs: SMs of the decode side of each split; (): all of the simulated device's.
         off: The policy's predictor says so many times what it should.
         sees_neighbours: Whether that says that launches are slower beside others.
+        contention: What others slow a launch by is so many times what it says.
         spread: Of launches' times, see `Varied`.
         reuses: Whether a prompt finds the blocks that another computed.
         rate_rps: A rate, where no goodput is looked for.
@@ -63,6 +68,7 @@ class Ablation:
     rungs: tuple[int, ...] = ()
     off: float = 1.0
     sees_neighbours: bool = True
+    contention: float = 1.0
     spread: float = SPREAD
     reuses: bool = True
     rate_rps: float | None = None
@@ -79,7 +85,7 @@ class Ablation:
         if not self.sees_neighbours:
             predictor = ContentionIgnored(predictor)
         if self.off != 1.0:
-            predictor = Off(predictor, self.off)
+            predictor = Scaled(predictor, self.off)
         made: Any = kind
         return made(  # type: ignore[no-any-return]
             predictor=predictor, tbt_slo_ms=self.limit_ms, order=self.order,
@@ -87,20 +93,22 @@ class Ablation:
         )  # fmt: skip
 
 
-class Off:
-    """Another predictor's times, all by a factor."""
+class Scaled:
+    """Another predictor's times by a factor, and what a neighbour adds by another."""
 
-    def __init__(self, predictor: Predictor, factor: float) -> None:
+    def __init__(self, predictor: Predictor, factor: float, contention: float = 1.0) -> None:
         self._predictor = predictor
         self._factor = factor
+        self._contention = contention
 
     def alone_us(self, size: Size, num_sms: int) -> float:
         """The other predictor's, so many times."""
         return self._factor * self._predictor.alone_us(size, num_sms)
 
     def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
-        """The other predictor's."""
-        return self._predictor.slowdown(size, num_sms, beside, beside_sms)
+        """1, and so many times what the other predictor's is above it."""
+        slow = self._predictor.slowdown(size, num_sms, beside, beside_sms)
+        return 1.0 + self._contention * (slow - 1.0)
 
 
 class Forgetful(SimServer):
@@ -133,6 +141,7 @@ def _predictions() -> list[Ablation]:
     return [
         ask("as it is"),
         *(ask(f"says {x:g} of the time", off=x) for x in offs),
+        *(ask(f"neighbours slow a launch by {x:g} of what it says", contention=x) for x in SLOWER),
         ask("knows no neighbours", sees_neighbours=False),
         ask("is perfect: launches take what it says", spread=0.0),
     ]
@@ -209,11 +218,13 @@ def measured(ablation: Ablation, how: How) -> Cell:
     if ablation.rungs:
         sizes = replace(sizes, rungs=ablation.rungs)
     kind = SimServer if ablation.reuses else Forgetful
-    server = kind(MODEL, gpu=how.gpu, sizes=sizes, spread=ablation.spread)
+    known = predictor_for(preset(MODEL), how.gpu, sms=())
+    meets = Scaled(known, 1.0, ablation.contention) if ablation.contention != 1.0 else known
+    server = kind(MODEL, gpu=how.gpu, predictor=meets, sizes=sizes, spread=ablation.spread)
     case = Case(MODEL, ablation.trace, ablation.limit_ms, ablation.order, ablation.policy)
     found: Cell | None
     if ablation.rate_rps is None:
-        make = partial(ablation.make, server.predictor)
+        make = partial(ablation.make, known)
         found = goodput_cell(case, how, spec=ablation.policy, server=server, make=make)
     else:
         found, _ = rate_cell(case, how, ablation.rate_rps, server=server, drain=False)

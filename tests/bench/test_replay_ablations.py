@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.bench.replay import ablations
-from smkern.bench.replay.ablations import ABLATIONS, Ablation, Forgetful, Off, command, measured
+from smkern.bench.replay.ablations import ABLATIONS, Ablation, Forgetful, Scaled, command, measured
 from smkern.bench.replay.measure import How
 from smkern.bench.results import cell_key, load_results
 from smkern.bench.tables import replay as tables
@@ -40,9 +40,10 @@ def test_each_policy_takes_its_settings(ablation: Ablation, table: TablePredicto
 
 
 def test_a_predictor_that_is_off(table: TablePredictor) -> None:
-    off = Off(table, 0.8)
+    off, slow = Scaled(table, 0.8, 1.5), table.slowdown(STEP, 32, PROMPTS, 100)
     assert off.alone_us(STEP, 32) == 0.8 * table.alone_us(STEP, 32)
-    assert off.slowdown(STEP, 32, PROMPTS, 100) == table.slowdown(STEP, 32, PROMPTS, 100) > 1
+    assert off.slowdown(STEP, 32, PROMPTS, 100) - 1 == pytest.approx(1.5 * (slow - 1))
+    assert slow > 1
 
 
 def test_a_server_that_finds_no_blocks() -> None:
