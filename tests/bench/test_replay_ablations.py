@@ -19,7 +19,7 @@ from smkern.replay import Trace
 from smkern.replay.trace import Arrival
 
 STEP, PROMPTS = Size(batch=64, total_kv=64 * 2048), Size(layers=1)
-SHORT = How(seconds=3.0, least=30)
+SHORT = How(seconds=3.0, least=120)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +65,9 @@ def ends() -> object:
 
 @pytest.mark.slow
 def test_cells_and_their_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Ablation("q", "as it is", "chunked:512", trace="writing-like", limit_ms=30.0)
+    place = Ablation("q", "as it is", "chunked:512", trace="loogle-like", limit_ms=30.0)
     otherwise = replace(place, variant="off", off=1.2, spread=0.0)
-    rate = replace(place, question="limits", variant="none", limit_ms=None, rate_rps=4.0)
+    rate = replace(place, question="limits", variant="none", limit_ms=None, rate_rps=1.0)
     few = (place, otherwise, rate)
     cells = [measured(x, SHORT) for x in few]
     assert [x["case"] for x in cells] == [x.cell["case"] for x in few]
@@ -82,9 +82,9 @@ def test_cells_and_their_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_its_file_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    few = tuple(Ablation("q", str(n), f"chunked:{n}", trace="writing-like") for n in (256, 512))
+    few = tuple(Ablation("q", str(n), f"chunked:{n}", trace="loogle-like") for n in (256, 512))
     path = tmp_path / "ablations.json"
-    asked = ["--out", str(path), "--seconds", "2", "--least", "20", "--seeds", "1", "--resume"]
+    asked = ["--out", str(path), "--seconds", "2", "--least", "120", "--seeds", "1", "--resume"]
     for count in (1, 2):
         monkeypatch.setattr(ablations, "ABLATIONS", few[:count])
         ran = CliRunner().invoke(command, asked)
