@@ -154,6 +154,7 @@ BLOCKS: dict[str, Block] = {
     "replay-orders": _cells("replay", replay.orders_table),
     "replay-kernels": _cells("replay", replay.kernels_table),
     "replay-paces": _cells("replay", replay.paces_table),
+    "replay-paces-h100": _of(H100, _cells("replay", replay.paces_table)),
     "replay-confirmed": _cells("replay", replay.confirmed_table),
     "replay-real": _cells("replay", replay.real_table),
     "replay-ablations": _cells("replay_ablations", replay.ablations_table),
