@@ -6,8 +6,11 @@ import warnings
 
 import pytest
 
+from smkern.latency import TablePredictor
+from smkern.latency.regression import ContentionIgnored
 from smkern.models import SamplingParams, preset
-from smkern.policies import ORDERS, POLICIES
+from smkern.policies import ORDERS, POLICIES, Adaptive
+from smkern.replay import Report, SimServer, Slo, load_trace, replay
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
@@ -46,3 +49,12 @@ def test_a_long_prompt_is_served_before_short_ones_end(name: str, order: str) ->
     assert not executor.hazards
     after = sum(us > first_us[long.id] for us in first_us.values())
     assert after > COUNT / 10
+
+
+@pytest.mark.parametrize("rate_rps", [6.0, 14.0])
+def test_a_predictor_that_knows_no_neighbours_keeps_the_limit(rate_rps: float) -> None:
+    """What ended beside others corrects it, and is not forgotten before the next split."""
+    predictor = ContentionIgnored(TablePredictor.load("qwen3-8b"))
+    trace = load_trace("conversation-like", requests=400).at_rate(rate_rps, "poisson", 0)
+    served = replay(trace, SimServer("qwen3-8b"), Adaptive(predictor, tbt_slo_ms=15.0))
+    assert (Report.of(served, Slo(15.0)).tbt_kept or 0.0) > 0.99
