@@ -14,7 +14,7 @@ def collect_young() -> None:
     """Collect what is young now where that would be due soon, as nothing else is to be done.
 
     Python collects when something is made, which in a serving loop is while tokens are handed out:
-    0.3 ms for the youngest, 3 to 6 ms for the next generation on an H200's host. Where collecting
+    0.3 ms for the youngest, 2 to 6 ms for the next generation on an H200's host. Where collecting
     is off it stays off.
     """
     first, second, _ = gc.get_threshold()
