@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from concurrent.futures import as_completed
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import click
 
 from smkern.bench.replay.cases import LEAST_REQUESTS, SECONDS, Case, Cell, sizes_of
-from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION
+from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION, processes
 from smkern.bench.replay.measure import How, goodput_cell, rate_cell
 from smkern.bench.results import cell_key
 from smkern.bench.suite import Output, suite_command
@@ -214,9 +212,7 @@ ABLATIONS: tuple[Ablation, ...] = (
 
 def measured(ablation: Ablation, how: How) -> Cell:
     """Its cell: a goodput, or what service is like at its rate."""
-    sizes = sizes_of(MODEL, how.gpu)
-    if ablation.rungs:
-        sizes = replace(sizes, rungs=ablation.rungs)
+    sizes = sizes_of(MODEL, how.gpu, ablation.rungs)
     kind = SimServer if ablation.reuses else Forgetful
     known = predictor_for(preset(MODEL), how.gpu, sms=())
     meets = Scaled(known, 1.0, ablation.contention) if ablation.contention != 1.0 else known
@@ -257,8 +253,7 @@ def command(
     asked = [x for x in ABLATIONS if not output.quick or x.question == ABLATIONS[0].question]
     todo = [x for x in asked if cell_key(x.cell) not in results.by_key]
     how = How(tuple(range(seeds)), "poisson", seconds, least, folder=traces_folder, gpu=gpu)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with processes(jobs) as pool:
         for done in as_completed([pool.submit(measured, x, how) for x in todo]):
             cell = done.result()
             results.add(cell)

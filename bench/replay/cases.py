@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -111,11 +111,12 @@ def trace_named(trace: str, folder: Path) -> Trace:
     return load_trace(folder / FILES[trace] if trace in FILES else trace, requests=GENERATED)
 
 
-def sizes_of(model: str, gpu: str = DEFAULT) -> Sizes:
-    """What serves a model in a replay, on a GPU of that name."""
+def sizes_of(model: str, gpu: str = DEFAULT, rungs: tuple[int, ...] = ()) -> Sizes:
+    """What serves a model in a replay, on a GPU of that name; (): with its default rungs."""
     from smkern.models.presets import preset
 
-    return sizes_for(preset(model), load_profile(gpu_folder(gpu)).info)
+    sizes = sizes_for(preset(model), load_profile(gpu_folder(gpu)).info)
+    return replace(sizes, rungs=rungs) if rungs else sizes
 
 
 def requests_for(

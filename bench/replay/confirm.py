@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import click
 
 from smkern.bench.replay.cases import Case, Cell
 from smkern.bench.replay.command import PREHEAT_S
-from smkern.bench.replay.grid import TRACES_OPTION, listed
+from smkern.bench.replay.grid import TRACES_OPTION, listed, processes
 from smkern.bench.replay.measure import BOUND, How, goodput_cell, rate_cell
 from smkern.bench.replay.rows import pairs, summarize
 from smkern.bench.results import Results, cell_key, load_results, reading
@@ -166,7 +164,7 @@ def paced(
     if left:
         simulate = partial(at_pace, rungs=rungs, folder=folder, gpu=gpu)
         jobs = min(len(left), os.cpu_count() or 1)
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        with processes(jobs) as pool:
             for cell in pool.map(simulate, left, [paces[_place(cell)[1:3]] for cell in left]):
                 results.add(cell)
                 known[_place(cell)] = cell

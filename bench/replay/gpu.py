@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +201,7 @@ def open_server(
     if predictor is None:
         predictor = predictor_for(config)
     weights = Weights.random(config, device="cuda")
-    sizes = replace(sizes_of(model, gpu), rungs=rungs) if sizes is None else sizes
+    sizes = sizes_of(model, gpu, rungs) if sizes is None else sizes
     began = time.monotonic()
     held = ExecutorSizes(
         sizes.rungs, max_running=sizes.max_running, max_prefill=sizes.max_prefill,

@@ -137,15 +137,20 @@ class Grid:
         return min(found)[1] if found else None
 
 
+def processes(jobs: int) -> ProcessPoolExecutor:
+    """Processes that simulate, one thread each."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+
+
 def run(grid: Grid, output: Output, jobs: int) -> None:
     """Try what is left, by so many processes, until the deadline; the file is kept up to date.
 
     What runs at the deadline has `GRACE_S` to end, then it is given up, and tried again next time.
     """
     saved_s = time.monotonic()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     running: dict[Future[Cell | None], Work] = {}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with processes(jobs) as pool:
         late_s: float | None = None
         try:
             while True:

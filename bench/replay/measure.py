@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 from pathlib import Path
@@ -129,8 +129,7 @@ def _made(
     predictor: Predictor | None,
     pace: float,
 ) -> SimServer:
-    sizes = sizes_of(model, gpu)
-    sizes = replace(sizes, rungs=rungs) if rungs else sizes
+    sizes = sizes_of(model, gpu, rungs)
     return kind(model, gpu=gpu, predictor=predictor, sizes=sizes, pace=pace)
 
 

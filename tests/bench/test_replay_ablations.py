@@ -15,7 +15,8 @@ from smkern.bench.replay.measure import How
 from smkern.bench.results import cell_key, load_results
 from smkern.bench.tables import replay as tables
 from smkern.latency import Size, TablePredictor
-from smkern.replay import Trace
+from smkern.models import SamplingParams
+from smkern.replay import SimServer, Trace
 from smkern.replay.trace import Arrival
 
 STEP, PROMPTS = Size(batch=64, total_kv=64 * 2048), Size(layers=1)
@@ -48,19 +49,13 @@ def test_a_predictor_that_is_off(table: TablePredictor) -> None:
 
 def test_a_server_that_finds_no_blocks() -> None:
     trace = Trace("shared", tuple(Arrival(0.1 * n, 1024, 2, (7, 8)) for n in range(3)))
-    for reuses, found in ((True, 2), (False, 0)):
-        kind = ablations.SimServer if reuses else Forgetful
+    wanted = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    for kind, found in ((SimServer, 2), (Forgetful, 0)):
         session = kind("qwen3-8b").open(Ablation("", "").make(TablePredictor.load("qwen3-8b")))
         for n in range(3):
-            session.mux.submit(session.prompt(trace, n), ends(), arrival_us=1e6 * n)
+            session.mux.submit(session.prompt(trace, n), wanted, arrival_us=1e6 * n)
         ended = [x.completion for x in session.mux.run() if x.completion is not None]
         assert sum(x.cached_tokens > 0 for x in ended) == found
-
-
-def ends() -> object:
-    from smkern.models import SamplingParams
-
-    return SamplingParams(max_new_tokens=2, ignore_eos=True)
 
 
 @pytest.mark.slow

@@ -169,3 +169,23 @@ def test_a_partition_needs_no_more_rows(make_device):
     device = make_device(tables=TABLE)
     rows = {p.m for p, _, _ in visited(device, [Budget(60, "mask", False)])}
     assert rows == {*rows_to_visit(device.dispatcher, 512, 4096, 300)}
+
+
+def test_swiglu_unfused_brings_its_product_at_every_row_count():
+    dispatcher = offline_dispatcher(load_profile("h200"), GEMM_FAMILY.load(load_profile("h200")))
+    whole, gated = Budget(132, "mask", True), Epilogue(swiglu=True)
+    calls = GemmCalls([(24576, 4096)], 512, ["bf16"], [gated], [False])
+    found = list(choices(dispatcher, calls, [whole], [True]))
+    launched = {(p.m, p.epilogue, c.kernel) for p, c, _ in found}
+    unfused = [
+        m for m in range(1, 513)
+        if dispatcher.select(GemmProblem(m, 24576, 4096, "bf16", gated), whole)
+        .config.kernel == "unfused"
+    ]  # fmt: skip
+    assert 146 in unfused  # beside a tuned M of 160 or so
+    for m in unfused:
+        plain = GemmProblem(m, 24576, 4096)
+        assert (m, gated, "unfused") in launched
+        assert (m, Epilogue(), dispatcher.select(plain, whole).config.kernel) in launched
+    products = {m for m, epilogue, _ in launched if epilogue == Epilogue()}
+    assert products == {*unfused}  # and at no other: of all weights these are the largest

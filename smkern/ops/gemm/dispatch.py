@@ -247,15 +247,12 @@ class Dispatcher:
         gemm = self.explain(replace(problem, epilogue=Epilogue()), budget)
         return constraints.gate_up_at(gemm.workspace_bytes) + constraints.gate_up_bytes(problem)
 
-    def is_librarys(self, problem: GemmProblem, budget: Budget) -> bool:
-        """Whether cuBLASLt serves a problem that has no cell of its own."""
-        return is_librarys(problem, budget, self.profile, self.tables)
-
     def _select(self, problem: GemmProblem, budget: Budget, backend: str | None) -> Selection:
         if backend not in (None, "own", "model"):
             return self._forced(problem, budget, backend)
         found = self._choose(problem, budget, backend)
-        if backend is None and self.is_librarys(problem, budget) and found.source != "warmup":
+        librarys = backend is None and is_librarys(problem, budget, self.profile, self.tables)
+        if librarys and found.source != "warmup":
             return Selection(constraints.CUBLASLT, "library", found.predicted_us)
         return found
 

@@ -59,16 +59,14 @@ def choices(
     """Every choice that dispatch can make for these calls.
 
     Where another than our own is picked, ours comes too: a capture may need it. SwiGLU unfused
-    comes with the choice of its GEMM.
+    comes with the choice of its GEMM. On the whole device cuBLASLt's come at more M.
     """
+    whole = [budget for budget in budgets if budget.num_sms == dispatcher.profile.info.num_sms]
     for base in kinds(calls, aligned):
         rows = rows_to_visit(dispatcher, base.n, base.k, calls.max_m)
         yield from _choices_of(dispatcher, base, rows, budgets)
-        plain = replace(base, epilogue=Epilogue()) if base.epilogue.swiglu else base
         between = sorted({*librarys_rows(calls.max_m)} - {*rows})
-        for budget, m in product(budgets, between):
-            if dispatcher.is_librarys(problem := replace(plain, m=m), budget):
-                yield problem, constraints.CUBLASLT, budget
+        yield from _choices_of(dispatcher, base, between, whole)
 
 
 def kinds(calls: GemmCalls, aligned: Sequence[bool]) -> Iterator[GemmProblem]:
