@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from smkern.bench.replay.cases import LEAST_REQUESTS, SECONDS, Case, Cell, sizes_of
+from smkern.bench.replay.command import PREHEAT_S
 from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION, processes
 from smkern.bench.replay.measure import How, goodput_cell, rate_cell
 from smkern.bench.results import cell_key
-from smkern.bench.suite import Output, suite_command
-from smkern.kv import VirtualTokens
+from smkern.bench.suite import TIME_LIMIT_OPTION, Output, suite_command
 from smkern.latency import Size
 from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
@@ -25,7 +27,7 @@ from smkern.policies import Policy
 from smkern.profile import load_profile
 from smkern.replay import SimServer, Trace
 from smkern.replay.named import parsed
-from smkern.replay.simulated import SimSession
+from smkern.replay.run import Server
 from smkern.replay.varied import SPREAD
 
 MODEL = "qwen3-8b"
@@ -33,6 +35,9 @@ ON_GPUS = (16, 24, 28, 32, 40, 44, 48, 64)
 """Rungs that replays on GPUs have."""
 SLOWER = (0.7, 1.3, 1.6)
 """Of what neighbours slow a launch by: a GPU that has no table of its own."""
+CACHE_RPS, LIMITS_RPS = 1.5, 13.4
+"""Rates at which two ablations are looked at, on a GPU too: half of what `Adaptive` serves of
+Mooncake's conversations with its cache, and two thirds of Azure's."""
 MUXWISE = "muxwise:margin=0.08"
 """With the margin that is best for it at 30 and 50 ms."""
 
@@ -72,10 +77,23 @@ class Ablation:
     rate_rps: float | None = None
 
     @property
+    def case(self) -> Case:
+        """What is replayed."""
+        return Case(MODEL, self.trace, self.limit_ms, self.order, self.policy)
+
+    @property
     def cell(self) -> Cell:
         """Its cell, without figures."""
-        case = Case(MODEL, self.trace, self.limit_ms, self.order, self.policy)
-        return case.cell(question=self.question, variant=self.variant)
+        return self.case.cell(question=self.question, variant=self.variant)
+
+    @property
+    def served(self) -> Cell:
+        """The cell of its replay on the GPU, without figures."""
+        return self.case.cell(question=self.question, variant=self.variant, where="gpu")
+
+    def conditions(self, server: Any) -> AbstractContextManager[None]:
+        """What is otherwise of a server, for as long as it serves this."""
+        return nullcontext() if self.reuses else forgetful(server)
 
     def make(self, predictor: Predictor) -> Policy:
         """A new policy that goes by this predictor."""
@@ -109,17 +127,28 @@ class Scaled:
         return 1.0 + self._contention * (slow - 1.0)
 
 
-class Forgetful(SimServer):
-    """A simulated server where no prompt finds another's blocks."""
+@contextmanager
+def forgetful(server: Any) -> Iterator[None]:
+    """Meanwhile no prompt that this server opens a session for finds another's blocks."""
+    opened = server.open
 
-    def open(self, policy: Policy, *, keep: bool = False) -> SimSession:
-        session = super().open(policy, keep=keep)
-
-        def prompt(trace: Trace, number: int) -> VirtualTokens:
-            return VirtualTokens(trace.requests[number].prompt_tokens)
-
-        session.prompt = prompt  # type: ignore[method-assign]
+    def open(policy: Policy, *, keep: bool = False) -> Any:
+        session = opened(policy, keep=keep)
+        prompt = session.prompt
+        session.prompt = lambda trace, number: prompt(unshared(trace), number)
         return session
+
+    server.open = open
+    try:
+        yield
+    finally:
+        server.open = opened
+
+
+@lru_cache(maxsize=2)
+def unshared(trace: Trace) -> Trace:
+    """A trace of the same lengths, none of whose requests has a block of another."""
+    return replace(trace, requests=tuple(x._replace(blocks=()) for x in trace.requests))
 
 
 def _parts() -> list[Ablation]:
@@ -186,20 +215,19 @@ def _groups() -> list[Ablation]:
 def _cache() -> list[Ablation]:
     found = []
     for policy in ("adaptive", "chunked:margin=0.08"):
-        ask = partial(
-            Ablation, f"prefix cache, `{policy}`", policy=policy, trace="mooncake-conversation",
-            limit_ms=30.0,
-        )  # fmt: skip
-        found += [ask("as it is"), ask("none", reuses=False)]
+        ask = partial(Ablation, policy=policy, trace="mooncake-conversation", limit_ms=30.0)
+        question = f"prefix cache, `{policy}`"
+        found += [ask(question, "as it is"), ask(question, "none", reuses=False)]
+        question, ask = f"{question}, at {CACHE_RPS:g}/s", partial(ask, rate_rps=CACHE_RPS)
+        found += [ask(question, "as it is"), ask(question, "none", reuses=False)]
     return found
 
 
 def _limits() -> list[Ablation]:
     found = []
     for policy in ("adaptive", "chunked:margin=0.08", "muxwise:margin=0.2", "drift:margin=0.4"):
-        ask = partial(
-            Ablation, f"DRIFT, Table 3: no limit, `{policy}`", policy=policy, rate_rps=13.4
-        )
+        question = f"DRIFT, Table 3: no limit, `{policy}`, at {LIMITS_RPS:g}/s"
+        ask = partial(Ablation, question, policy=policy, rate_rps=LIMITS_RPS)
         found += [ask("15 ms"), ask("none", limit_ms=None)]
     return found
 
@@ -213,19 +241,28 @@ ABLATIONS: tuple[Ablation, ...] = (
 def measured(ablation: Ablation, how: How) -> Cell:
     """Its cell: a goodput, or what service is like at its rate."""
     sizes = sizes_of(MODEL, how.gpu, ablation.rungs)
-    kind = SimServer if ablation.reuses else Forgetful
     known = predictor_for(preset(MODEL), how.gpu, sms=())
     meets = Scaled(known, 1.0, ablation.contention) if ablation.contention != 1.0 else known
-    server = kind(MODEL, gpu=how.gpu, predictor=meets, sizes=sizes, spread=ablation.spread)
-    case = Case(MODEL, ablation.trace, ablation.limit_ms, ablation.order, ablation.policy)
-    found: Cell | None
-    if ablation.rate_rps is None:
-        make = partial(ablation.make, known)
-        found = goodput_cell(case, how, spec=ablation.policy, server=server, make=make)
-    else:
-        found, _ = rate_cell(case, how, ablation.rate_rps, server=server, drain=False)
+    server = SimServer(MODEL, gpu=how.gpu, predictor=meets, sizes=sizes, spread=ablation.spread)
+    if ablation.rate_rps is not None:
+        return at_rate(ablation, how, server)
+    with ablation.conditions(server):
+        found = goodput_cell(
+            ablation.case, how, spec=ablation.policy, server=server,
+            make=partial(ablation.make, known),
+        )  # fmt: skip
     assert found is not None
     return found | ablation.cell
+
+
+def at_rate(ablation: Ablation, how: How, server: Server, preheat_s: float = 0.0) -> Cell:
+    """What service is like at its rate, simulated or on the GPU."""
+    assert ablation.rate_rps is not None
+    with ablation.conditions(server):
+        found, _ = rate_cell(
+            ablation.case, how, ablation.rate_rps, server=server, drain=False, preheat_s=preheat_s
+        )
+    return found | (ablation.cell if found["simulated"] else ablation.served)
 
 
 @suite_command(
@@ -235,13 +272,15 @@ def measured(ablation: Ablation, how: How) -> Cell:
     click.option(
         "--least", type=int, default=LEAST_REQUESTS, show_default=True, help="Requests of one."
     ),
+    click.option("--serve", is_flag=True, help="On the GPU, those that are looked at at a rate."),
     GPU_OPTION,
     click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
     TRACES_OPTION,
+    TIME_LIMIT_OPTION,
     quick="The first question.",
 )
 def command(
-    output: Output, seeds: int, seconds: float, least: int, gpu: str, jobs: int,
+    output: Output, seeds: int, seconds: float, least: int, serve: bool, gpu: str, jobs: int,
     traces_folder: Path,
 ) -> None:  # fmt: skip
     """Goodput of Qwen3-8B where something is left out or otherwise, simulated.
@@ -249,21 +288,36 @@ def command(
     What `Adaptive` may do, what its predictor says, rungs, steps ahead, preemption, groups, the
     prefix cache, no limit. Takes a process some minutes for each dozen of them.
     """
-    results = output.open(gpu=load_profile(gpu).info.name)
-    asked = [x for x in ABLATIONS if not output.quick or x.question == ABLATIONS[0].question]
-    todo = [x for x in asked if cell_key(x.cell) not in results.by_key]
+    results = output.open(gpu=None if serve else load_profile(gpu).info.name)
+    asked = [x for x in ABLATIONS if x.rate_rps is not None or not serve]
+    asked = [x for x in asked if not output.quick or x.question == asked[0].question]
+    todo = [x for x in asked if cell_key(x.served if serve else x.cell) not in results.by_key]
     how = How(tuple(range(seeds)), "poisson", seconds, least, folder=traces_folder, gpu=gpu)
+    for cell in _served(todo, how) if serve else _simulated(todo, how, jobs):
+        results.add(cell)
+        results.save(output.path)
+        click.echo(f"{cell['case']['question']}, {cell['case']['variant']}: {said(cell)}")
+        if output.deadline.passed:
+            break
+
+
+def _simulated(todo: Sequence[Ablation], how: How, jobs: int) -> Iterator[Cell]:
     with processes(jobs) as pool:
         for done in as_completed([pool.submit(measured, x, how) for x in todo]):
-            cell = done.result()
-            results.add(cell)
-            results.save(output.path)
-            click.echo(f"{cell['case']['question']}, {cell['case']['variant']}: {said(cell)}")
+            yield done.result()
+
+
+def _served(todo: Sequence[Ablation], how: How) -> Iterator[Cell]:
+    from smkern.bench.replay.gpu import open_server
+
+    with open_server(MODEL, ON_GPUS, click.echo) as server:
+        for ablation in todo:
+            yield at_rate(ablation, how, server, PREHEAT_S)
 
 
 def said(cell: Cell) -> str:
     """A cell's figure, in a few words."""
     if "goodput_rps" in cell:
         return f"{cell['goodput_rps']:.2f}/s"
-    tbt, ttft = cell["tbt_ms"]["p99"], cell["ttft_ms"]["p50"]
-    return f"TBT p99 {tbt:.1f} ms, TTFT p50 {ttft:.0f} ms"
+    tbt, ttft, kept = cell["tbt_ms"]["p99"], cell["ttft_ms"]["p50"], cell["ttft_kept"]
+    return f"TBT p99 {tbt:.1f} ms, TTFT p50 {ttft:.0f} ms, {kept:.1%} in time"

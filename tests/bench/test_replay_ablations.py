@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.bench.replay import ablations
-from smkern.bench.replay.ablations import ABLATIONS, Ablation, Forgetful, Scaled, command, measured
+from smkern.bench.replay.ablations import ABLATIONS, Ablation, Scaled, command, measured, said
 from smkern.bench.replay.measure import How
 from smkern.bench.results import cell_key, load_results
 from smkern.bench.tables import replay as tables
@@ -50,8 +50,10 @@ def test_a_predictor_that_is_off(table: TablePredictor) -> None:
 def test_a_server_that_finds_no_blocks() -> None:
     trace = Trace("shared", tuple(Arrival(0.1 * n, 1024, 2, (7, 8)) for n in range(3)))
     wanted = SamplingParams(max_new_tokens=2, ignore_eos=True)
-    for kind, found in ((SimServer, 2), (Forgetful, 0)):
-        session = kind("qwen3-8b").open(Ablation("", "").make(TablePredictor.load("qwen3-8b")))
+    server, policy = SimServer("qwen3-8b"), Ablation("", "").make
+    for reuses, found in ((True, 2), (False, 0), (True, 2)):
+        with Ablation("", "", reuses=reuses).conditions(server):
+            session = server.open(policy(TablePredictor.load("qwen3-8b")))
         for n in range(3):
             session.mux.submit(session.prompt(trace, n), wanted, arrival_us=1e6 * n)
         ended = [x.completion for x in session.mux.run() if x.completion is not None]
@@ -69,10 +71,11 @@ def test_cells_and_their_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cells[0]["goodput_rps"] > 0
     assert "goodput_rps" not in cells[2]
     monkeypatch.setattr(tables, "ABLATIONS", few)
-    rows = tables.ablations_table([*reversed(cells)]).splitlines()[2:]
-    assert rows[0] == f"| q | as it is | {cells[0]['goodput_rps']:.2f}/s | 1.00 |"
-    assert rows[2].startswith("| limits | none | TBT p99 ")
-    assert rows[2].endswith(" ms |  |")
+    served = cells[2] | rate.served
+    rows = tables.ablations_table([served, *reversed(cells)]).splitlines()[2:]
+    assert rows[0] == f"| q | as it is | {cells[0]['goodput_rps']:.2f}/s | 1.00 |  |"
+    assert rows[2] == f"| limits | none | {said(cells[2])} |  | {said(cells[2])} |"
+    assert len({cell_key(x) for x in (*cells, served)}) == 4
 
 
 @pytest.mark.slow
