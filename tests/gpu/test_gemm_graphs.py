@@ -10,8 +10,8 @@ import triton.language as tl
 import smkern
 from smkern.ops.gemm.call import Gemm
 from smkern.ops.operator_eager import workspaces_of
-from smkern.tuning.config import STREAM_K, Budget, GemmConfig
-from smkern.tuning.constraints import COUNTER_BYTES
+from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig
+from smkern.tuning.constraints import COUNTER_BYTES, LIBRARIES
 from tests.gpu.confinement import captured_once_loaded, check_partition_graphs
 from tests.gpu.gemm_support import (
     Case,
@@ -27,6 +27,8 @@ from tests.gpu.gemm_support import (
 from tests.gpu.sides import total_sms
 
 HALF = torch.bfloat16
+SLEEP_CYCLES = 6_000_000_000
+"""Three seconds and more, where 192 launches take 10 ms."""
 SPLIT = Case(8, 64, 16384)
 """Few tiles and a long K: dispatch splits it."""
 
@@ -72,6 +74,26 @@ def test_every_replay_starts_from_zero_counters():
 def test_graphs_of_partitions():
     a, w, _ = _tensors(SPLIT)
     check_partition_graphs(lambda out: smkern.gemm(a, w, out=out))
+
+
+def test_no_row_count_waits_for_the_device_after_a_warmup():
+    """cuBLASLt picks a kernel by M itself, and the first launch of one waits for all before it."""
+    n, k, most = 4096, 12288, 256
+    rows = range(65, most + 1)
+    smkern.warmup(
+        shapes=[(n, k)], budgets=[total_sms()], max_m=most, epilogues=["residual"], progress=False
+    )
+    picked = {smkern.explain_gemm(m, n, k, residual=True).config.kernel for m in rows}
+    assert picked.intersection(LIBRARIES)
+    x = operands(Case(most, n, k, epilogue=Epilogue(residual=True)))
+    smkern.gemm(x.a[:1], x.w, residual=x.residual[:1], out=x.out[:1])
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    slept = torch.cuda.Event()
+    slept.record()
+    for m in rows:
+        smkern.gemm(x.a[:m], x.w, residual=x.residual[:m], out=x.out[:m])
+        assert not slept.query(), f"M = {m} waited"
 
 
 def test_a_capture_that_would_load_a_kernel_is_refused():
