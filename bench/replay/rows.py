@@ -20,6 +20,8 @@ GAIN_ON = (
     "writing-like",
     "rewriting-like",
 )
+NEAR = 0.9
+"""Part of a goodput from which on a replay confirms it or does not."""
 FIGURES = (("tbt_ms", "p50"), ("tbt_ms", "p99"), ("ttft_ms", "p50"), ("ttft_ms", "p99"))
 """What a simulated replay is held against a real one by."""
 FIGURE_NAMES = tuple(f"{name.removesuffix('_ms')} {part}" for name, part in FIGURES)
@@ -93,6 +95,11 @@ def of_oracle(cells: Sequence[Cell]) -> list[Cell]:
     return found
 
 
+def confirming(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Replays on a GPU at about a goodput; at a lower rate every policy keeps its limits."""
+    return (cell for cell in cells if cell.get("factor", 0.0) >= NEAR)
+
+
 def pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
     """(simulated, real) replays of the same requests."""
     known: dict[tuple[Any, ...], dict[str, Cell]] = {}
@@ -130,7 +137,7 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
         found["adaptive_over_chunked"] = worst_row(gains, lambda cell: cell["ratio"], 1.25, named)
     if parts := of_oracle(cells):
         found["adaptive_of_oracle_gain"] = worst_row(parts, lambda cell: cell["ratio"], 0.9, named)
-    served = [cell for cell in cells if "is_expected" in cell]
+    served = [*confirming(cells)]
     if served:
         kept = sum(cell["is_expected"] for cell in served) / len(served)
         found["goodput_confirmed"] = target_row(kept, 1.0, len(served))

@@ -13,6 +13,7 @@ from smkern.bench.replay.rows import (
     FIGURE_NAMES,
     OURS,
     best,
+    confirming,
     errors,
     goodputs,
     pairs,
@@ -117,16 +118,15 @@ def confirmed_table(cells: Sequence[Cell]) -> str:
     """Goodputs served on the GPU: whether the limits were kept at parts of them, the pace of the
     chip for which they were simulated, and the longest gap of nine requests in ten."""
     rows = []
-    for cell in cells:
-        if "factor" in cell:
-            case = cell["case"]
-            pace = f"{case['pace']:.2f}" if "pace" in case else "-"
-            kept = "kept" if cell["is_met"] else "not kept"
-            rate = f"{cell['factor']:g} x {cell['simulated_goodput_rps']:.2f}"
-            row = [_at(cell), pace, rate, kept]
-            row += [f"{cell[name][part]:.1f}" for name, part in _GAPS]
-            row.append(f"{cell['ttft_kept']:.2%}")
-            rows.append([*row, str(cell.get("sm_mhz") or "-")])
+    for cell in confirming(cells):
+        case = cell["case"]
+        pace = f"{case['pace']:.2f}" if "pace" in case else "-"
+        kept = "kept" if cell["is_met"] else "not kept"
+        rate = f"{cell['factor']:g} x {cell['simulated_goodput_rps']:.2f}"
+        row = [_at(cell), pace, rate, kept]
+        row += [f"{cell[name][part]:.1f}" for name, part in _GAPS]
+        row.append(f"{cell['ttft_kept']:.2%}")
+        rows.append([*row, str(cell.get("sm_mhz") or "-")])
     gaps = ["TBT p99", "longest, p90"]
     head = ["on the GPU", "pace", "requests/s", "limits", *gaps, "TTFT", "MHz"]
     return rows_or_none(head, rows)
