@@ -21,6 +21,7 @@ from smkern.replay import Served, Sizes, Trace
 from smkern.replay.prompts import token_ids
 from smkern.replay.run import TokenTimes
 from smkern.replay.simulated import KEPT, split_of
+from smkern.runtime.timeline.trace import predicted
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
@@ -33,6 +34,7 @@ RUNGS = (16, 24, 28, 32, 40, 44, 48, 64)
 CONTEXTS = (2048, 8192)
 """Keys that graphs are captured for, beside the longest context."""
 METER_S = 0.5
+WHOLE = "whole"
 SUBMIT_S = 2e-6
 """Host time that a prompt's token takes until it is submitted, about three times what it does."""
 
@@ -112,6 +114,7 @@ class GpuSession(RealSession):
         """Cancel what still runs, and wait until the device is idle."""
         served.stats = self.mux.stats()
         trace = self.mux.timeline.trace()
+        paces = paces_of(trace.spans, self._predictor, self._device.num_sms)
         served.split = split_of(trace.choices)
         missed = set(self._executor.graphs.missed) - self._missed
         served.about = self._readings.stop() | {
@@ -119,7 +122,8 @@ class GpuSession(RealSession):
             "graphs_missed": len(missed),
             "errors": len(self.mux.errors),
             **chip(),
-            "pace": pace_of(trace.spans, self._predictor, self._device.num_sms),
+            "pace": paces[WHOLE][1] if WHOLE in paces else None,
+            "paces": paces,
         }
         for id in live:
             self.mux.cancel(id)
@@ -128,15 +132,27 @@ class GpuSession(RealSession):
         self._executor.synchronize()
 
 
-def pace_of(spans: Iterable[Span], predictor: Predictor, num_sms: int) -> float | None:
-    """How many times as long as predicted the launches on the whole device took, in all; None:
-    there was none."""
-    took_us = told_us = 0.0
-    for span in spans:
-        if span.size is not None and span.is_over and span.place.num_sms == num_sms:
-            took_us += span.duration_us
-            told_us += predictor.alone_us(span.size, num_sms)
-    return round(took_us / told_us, 3) if told_us else None
+def paces_of(
+    spans: Iterable[Span], predictor: Predictor, num_sms: int
+) -> dict[str, tuple[int, float]]:
+    """How many launches there were, and how many times as long as predicted all of them took:
+    those on the whole device, "whole", and by kind, on the whole device and on a side of a split.
+    """
+    kinds: dict[str, list[Span]] = {}
+    for span in predicted(spans, predictor):
+        if span.size is not None and span.predicted_us and span.is_over:
+            is_whole = span.place.num_sms == num_sms
+            kinds.setdefault(span.size.kind + ("" if is_whole else ", split"), []).append(span)
+            if is_whole:
+                kinds.setdefault(WHOLE, []).append(span)
+    return {
+        kind: (len(all_), round(sum(x.duration_us for x in all_) / _told_us(all_), 3))
+        for kind, all_ in sorted(kinds.items())
+    }
+
+
+def _told_us(spans: Iterable[Span]) -> float:
+    return sum(span.predicted_us or 0.0 for span in spans)
 
 
 class Readings:

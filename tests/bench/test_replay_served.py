@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -19,17 +19,17 @@ from smkern.bench.replay.confirm import (
     paced,
     short,
 )
-from smkern.bench.replay.gpu import GpuServer, Readings, pace_of
+from smkern.bench.replay.gpu import GpuServer, Readings, paces_of
 from smkern.bench.replay.measure import BOUND, How, rate_cell
 from smkern.bench.replay.rows import pairs
 from smkern.bench.results import Results
 from smkern.bench.runtime.workload import Sizes, open_executor
-from smkern.latency import Size, TablePredictor
+from smkern.latency import Chunk, Size, TablePredictor
 from smkern.models import Weights
 from smkern.policies import Chunked, StaticSplit
 from smkern.profile import DEFAULT
 from smkern.replay import Arrival, Trace, replay
-from smkern.runtime.place import Place
+from smkern.runtime.place import Lane, Place
 from smkern.runtime.timeline.trace import Span
 from tests.bench.doubles import Meter
 from tests.models.generation import tiny
@@ -135,18 +135,30 @@ def test_what_was_served_is_simulated_with_its_own_requests() -> None:
     assert [x for x, _ in pairs([slow, found])] == [found]
 
 
-def test_a_chips_pace_is_that_of_launches_on_all_of_it() -> None:
-    predictor, decode = TablePredictor.load("qwen3-8b"), Size(batch=8, total_kv=8000)
-    size = replace(decode, layers=36, num_layers=36)
-    us = predictor.alone_us(size, 132)
+def test_a_chips_pace_is_that_of_launches_on_all_of_it_and_of_each_kind() -> None:
+    predictor, num_layers = TablePredictor.load("qwen3-8b"), 36
+    step = Size(num_layers=num_layers, batch=8, total_kv=8000)
+    prompts = Size((Chunk(512),), num_layers, num_layers)
+    ends: dict[Lane, float] = {"decode": 0.0, "prefill": 0.0}
 
-    def span(took_us: float, rung: int | None, size: Size | None) -> Span:
-        place = Place.of("decode", rung, 132)
-        return Span(0, "decode", place, "decode", 0.0, 5.0, 5.0 + took_us, 9e9, size=size)
+    def span(pace: float, rung: int | None, size: Size | None, beside: Size | None = None) -> Span:
+        """The next of its lane, `pace` times as long as it should be."""
+        lane: Lane = "prefill" if size is prompts else "decode"
+        place = Place.of(lane, rung, 132)
+        us = predictor.alone_us(size, place.num_sms) if size else 7.0
+        if size and beside:
+            us *= predictor.slowdown(size, place.num_sms, beside, 132 - place.num_sms)
+        ends[lane] = (begin := ends[lane]) + pace * us
+        return Span(next(numbers), lane, place, "", 0.0, begin, ends[lane], 9e9, size=size)
 
-    spans = [span(1.1 * us, None, size), span(1.3 * us, None, size), span(9 * us, 32, size)]
-    assert pace_of([*spans, span(7.0, None, None)], predictor, 132) == 1.2
-    assert pace_of(spans[2:], predictor, 132) is None
+    numbers = count()
+    whole = [span(1.1, None, step), span(1.3, None, step), span(1.0, None, None)]
+    ends["prefill"] = ends["decode"]
+    split = [span(2.0, 32, prompts, step), span(1.5, 32, step, prompts)]
+    assert paces_of([*whole, *split], predictor, 132) == {
+        "decode": (2, 1.2), "decode, split": (1, 1.5), "prefill, split": (1, 2.0), "whole": (2, 1.2)
+    }  # fmt: skip
+    assert paces_of(whole[2:], predictor, 132) == {}
 
 
 def test_goodputs_are_those_of_the_chip_that_serves(
