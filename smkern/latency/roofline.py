@@ -36,6 +36,10 @@ class Roofline:
         gemms: Times of the model's GEMMs.
         like: Of another model on the device: its times of GEMMs over their rooflines hold for this
             one.
+
+    Attributes:
+        num_layers, num_q_heads: Of the model.
+        num_sms: Of the device.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Roofline:
         self.num_layers = sizes.num_layers
         self.num_q_heads = sizes.q_size // sizes.head_dim
         self._profile = profile
+        self.num_sms = profile.info.num_sms
         self._gemms = gemms
         self._like = like
         self._key = next(k for k in self._kernels(Load(0, 0, 1, 1), 1) if k.name == ATTENTION)

@@ -27,8 +27,8 @@ UNREAD = 0.5
 OTHERS_DRAWN = 1e-2
 """Weight of `UNMEASURED`, in squares of the share of a step that is not attention."""
 UNTUNED = 1.08
-"""Time over what the cost model says of GEMMs whose rows are no power of two: nobody tuned them,
-and the best of many predictions is too good."""
+"""Time over what the cost model says of GEMMs in a partition whose rows are no power of two: nobody
+tuned them, and the best of many predictions is too good. cuBLAS serves those of a whole device."""
 
 
 class StepTimes:
@@ -115,7 +115,8 @@ class StepTimes:
     def _make(self, num_sms: int, batch: int) -> _Step:
         roofline = self._roofline
         others_us = roofline.others_us(batch, batch, roofline.num_layers, num_sms)
-        if roofline.knows_gemms and batch > 16 and batch & (batch - 1):
+        is_tuned = batch <= 16 or not batch & (batch - 1)
+        if roofline.knows_gemms and not is_tuned and num_sms < roofline.num_sms:
             others_us *= UNTUNED
         over = self._others.at(num_sms, batch) if self._others else UNMEASURED
         attention = self._attention.at(num_sms) if self._attention else over

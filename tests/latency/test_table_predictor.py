@@ -133,6 +133,18 @@ def test_attention_is_held_up_by_loads_in_flight_on_few_sms_and_by_memory_on_man
         assert least < started < most
 
 
+def test_rows_that_nobody_tuned_cost_more_in_partitions_alone() -> None:
+    """cuBLAS serves them on a whole device; between 16 and 32 rows GEMMs take what 32 take."""
+    predictor = TablePredictor.load("qwen3-8b")
+
+    def us(num_sms: int, batch: int) -> float:
+        return predictor.alone_us(Size(batch=batch, total_kv=30_000), num_sms)
+
+    most = max(us(132, 16), us(132, 32))
+    assert all(us(132, batch) < 1.03 * most for batch in range(17, 32))
+    assert us(100, 24) > 1.03 * max(us(100, 16), us(100, 32))
+
+
 def test_beyond_the_cells_times_grow_as_the_roofline() -> None:
     twice = PREDICTOR.alone_us(prompt(2 * 65_536), 100) / PREDICTOR.alone_us(prompt(65_536), 100)
     assert 2 < twice < 4  # attention's share grows
