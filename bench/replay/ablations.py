@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from smkern.bench.replay.cases import LEAST_REQUESTS, SECONDS, Case, Cell, sizes_of
+from smkern.bench.replay.cases import RUNGS, Case, Cell, sizes_of
 from smkern.bench.replay.command import PREHEAT_S
-from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION, processes
+from smkern.bench.replay.grid import SEARCH_OPTIONS, SIMULATED_OPTIONS, processes
 from smkern.bench.replay.measure import How, goodput_cell, rate_cell
 from smkern.bench.results import cell_key
-from smkern.bench.suite import TIME_LIMIT_OPTION, Output, suite_command
+from smkern.bench.suite import Output, suite_command
 from smkern.latency import Size
 from smkern.latency.nearest import predictor_for
 from smkern.latency.predictor import Predictor
@@ -31,8 +31,6 @@ from smkern.replay.run import Server
 from smkern.replay.varied import SPREAD
 
 MODEL = "qwen3-8b"
-ON_GPUS = (16, 24, 28, 32, 40, 44, 48, 64)
-"""Rungs that replays on GPUs have."""
 WAVE_EDGES = (18, 22, 38, 46, 48, 54, 62)
 """Rungs from 16 to 64 at which two SMs more for decode would cost prompts most: layers of 2,048
 tokens beside 64 rows of 1,200 keys take 3.5 to 5.5% longer then, and 0 to 3.4% at the others."""
@@ -138,7 +136,15 @@ def forgetful(server: Any) -> Iterator[None]:
     def open(policy: Policy, *, keep: bool = False) -> Any:
         session = opened(policy, keep=keep)
         prompt = session.prompt
-        session.prompt = lambda trace, number: prompt(unshared(trace), number)
+        alone: Trace | None = None
+
+        def own(trace: Trace, number: int) -> Any:
+            nonlocal alone
+            if alone is None:  # a session serves one trace
+                alone = unshared(trace)
+            return prompt(alone, number)
+
+        session.prompt = own
         return session
 
     server.open = open
@@ -148,7 +154,6 @@ def forgetful(server: Any) -> Iterator[None]:
         server.open = opened
 
 
-@lru_cache(maxsize=2)
 def unshared(trace: Trace) -> Trace:
     """A trace of the same lengths, none of whose requests has a block of another."""
     return replace(trace, requests=tuple(x._replace(blocks=()) for x in trace.requests))
@@ -181,7 +186,7 @@ def _rungs() -> list[Ablation]:
     ask = partial(Ablation, "rungs of splits")
     return [
         ask("17, from 8 to 112 SMs"),
-        ask("eight, as on GPUs", rungs=ON_GPUS),
+        ask("eight, as on GPUs", rungs=RUNGS),
         ask("every 8, from 16 to 64", rungs=tuple(range(16, 65, 8))),
         ask("every 16, from 16 to 64", rungs=tuple(range(16, 65, 16))),
         ask("seven on wave edges, from 18 to 62", rungs=WAVE_EDGES),
@@ -271,16 +276,9 @@ def at_rate(ablation: Ablation, how: How, server: Server, preheat_s: float = 0.0
 
 @suite_command(
     "replay-ablations",
-    click.option("--seeds", type=int, default=2, show_default=True, help="Searches of a cell."),
-    click.option("--seconds", type=float, default=SECONDS, show_default=True, help="Of a replay."),
-    click.option(
-        "--least", type=int, default=LEAST_REQUESTS, show_default=True, help="Requests of one."
-    ),
+    *SEARCH_OPTIONS,
     click.option("--serve", is_flag=True, help="On the GPU, those that are looked at at a rate."),
-    GPU_OPTION,
-    click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
-    TRACES_OPTION,
-    TIME_LIMIT_OPTION,
+    *SIMULATED_OPTIONS,
     quick="The first question.",
 )
 def command(
@@ -307,14 +305,17 @@ def command(
 
 def _simulated(todo: Sequence[Ablation], how: How, jobs: int) -> Iterator[Cell]:
     with processes(jobs) as pool:
-        for done in as_completed([pool.submit(measured, x, how) for x in todo]):
-            yield done.result()
+        try:
+            for done in as_completed([pool.submit(measured, x, how) for x in todo]):
+                yield done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # past the deadline what runs ends, and no more
 
 
 def _served(todo: Sequence[Ablation], how: How) -> Iterator[Cell]:
     from smkern.bench.replay.gpu import open_server
 
-    with open_server(MODEL, ON_GPUS, click.echo) as server:
+    with open_server(MODEL, say=click.echo) as server:
         for ablation in todo:
             yield at_rate(ablation, how, server, PREHEAT_S)
 

@@ -35,6 +35,9 @@ FOLDER = Path("build") / "traces"
 """Where recorded traces are looked for: they are never part of the project."""
 GENERATED = 6000
 """Requests of a generated trace."""
+RUNGS = (16, 24, 28, 32, 40, 44, 48, 64)
+"""Of replays on a GPU: graphs are captured for these, and all that prompts launch beside them is
+compiled."""
 
 SECONDS = 120.0
 LEAST_REQUESTS = 600

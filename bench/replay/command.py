@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from smkern.bench.replay.cases import (
+    RUNGS,
     Case,
     Cell,
     checked_orders,
@@ -214,7 +215,7 @@ def _server(
     if gpu is not None:
         yield simulated(model, rungs, gpu=gpu, predictor=own)
         return
-    from smkern.bench.replay.gpu import RUNGS, open_server
+    from smkern.bench.replay.gpu import open_server
 
     with open_server(model, rungs or RUNGS, click.echo, predictor=own) as server:
         yield server

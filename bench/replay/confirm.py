@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from smkern.bench.replay.cases import Case, Cell
+from smkern.bench.replay.cases import RUNGS, Case, Cell
 from smkern.bench.replay.command import PREHEAT_S
 from smkern.bench.replay.grid import TRACES_OPTION, listed, processes
 from smkern.bench.replay.measure import BOUND, How, goodput_cell, rate_cell
@@ -216,7 +216,7 @@ def command(
     First it measures how long launches take here, and simulates the goodputs again by that. Goes on
     where the file ends, on the same GPU; one process warms up once and serves them all.
     """
-    from smkern.bench.replay.gpu import RUNGS, open_server
+    from smkern.bench.replay.gpu import open_server
 
     rungs = tuple(rungs or RUNGS)
     simulated = load_results(goodputs)

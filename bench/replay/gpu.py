@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import smkern
 from smkern.bench.power import PowerMeter, power_meter
-from smkern.bench.replay.cases import sizes_of
+from smkern.bench.replay.cases import RUNGS, sizes_of
 from smkern.bench.runtime.workload import PAGE_SIZE, open_executor
 from smkern.bench.runtime.workload import Sizes as ExecutorSizes
 from smkern.garbage import seldom_collected
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from smkern.runtime import ModelExecutor
     from smkern.runtime.timeline.trace import Span
 
-RUNGS = (16, 24, 28, 32, 40, 44, 48, 64)
-"""Graphs are captured for these, and all that prompts launch beside them is compiled."""
 CONTEXTS = (2048, 8192)
 """Keys that graphs are captured for, beside the longest context."""
 METER_S = 0.5
 WHOLE = "whole"
+"""What launches on the whole device are called together, of whatever kind."""
 SUBMIT_S = 2e-6
 """Host time that a prompt's token takes until it is submitted, about three times what it does."""
 
@@ -138,21 +137,16 @@ def paces_of(
     """How many launches there were, and how many times as long as predicted all of them took:
     those on the whole device, "whole", and by kind, on the whole device and on a side of a split.
     """
-    kinds: dict[str, list[Span]] = {}
+    sums: dict[str, tuple[int, float, float]] = {}
     for span in predicted(spans, predictor):
-        if span.size is not None and span.predicted_us and span.is_over:
-            is_whole = span.place.num_sms == num_sms
-            kinds.setdefault(span.size.kind + ("" if is_whole else ", split"), []).append(span)
-            if is_whole:
-                kinds.setdefault(WHOLE, []).append(span)
-    return {
-        kind: (len(all_), round(sum(x.duration_us for x in all_) / _told_us(all_), 3))
-        for kind, all_ in sorted(kinds.items())
-    }
-
-
-def _told_us(spans: Iterable[Span]) -> float:
-    return sum(span.predicted_us or 0.0 for span in spans)
+        if span.size is None or not span.predicted_us or not span.is_over:
+            continue
+        kind = span.size.kind
+        is_whole = span.place.num_sms == num_sms
+        for name in (kind, WHOLE) if is_whole else (f"{kind}, split",):
+            launches, took_us, told_us = sums.get(name, (0, 0.0, 0.0))
+            sums[name] = launches + 1, took_us + span.duration_us, told_us + span.predicted_us
+    return {name: (n, round(took / told, 3)) for name, (n, took, told) in sorted(sums.items())}
 
 
 class Readings:

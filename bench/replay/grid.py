@@ -214,6 +214,23 @@ TRACES_OPTION = click.option(
 )  # fmt: skip
 
 
+SEARCH_OPTIONS = (
+    click.option("--seeds", type=int, default=2, show_default=True, help="Searches of a cell."),
+    click.option("--seconds", type=float, default=SECONDS, show_default=True, help="Of a replay."),
+    click.option(
+        "--least", type=int, default=LEAST_REQUESTS, show_default=True, help="Requests of one."
+    ),
+)
+"""How goodputs are looked for."""
+SIMULATED_OPTIONS = (
+    GPU_OPTION,
+    click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
+    TRACES_OPTION,
+    TIME_LIMIT_OPTION,
+)
+"""What is simulated, where, and for how long."""
+
+
 def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
     """Names of a comma-separated option."""
     return tuple(default) if word is None else tuple(x.strip() for x in word.split(","))
@@ -226,11 +243,7 @@ def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
     click.option("--policies", default=None, help="Default: all; settings as in static_split:32."),
     click.option("--orders", default=None, help=f"Default: {','.join(ORDERS)}."),
     click.option("--limits-ms", type=IntList(), default=None, help="Default: each model's own."),
-    click.option("--seeds", type=int, default=2, show_default=True, help="Searches of a cell."),
-    click.option("--seconds", type=float, default=SECONDS, show_default=True, help="Of a replay."),
-    click.option(
-        "--least", type=int, default=LEAST_REQUESTS, show_default=True, help="Requests of one."
-    ),
+    *SEARCH_OPTIONS,
     click.option("--rungs", type=IntList(), default=None, help="SMs of decode; default: 17 rungs."),
     click.option(
         "--arrivals",
@@ -244,10 +257,7 @@ def listed(word: str | None, default: Sequence[str]) -> tuple[str, ...]:
         default=None,
         help="Of chips whose launches take so many times as long as predicted: 0.97,1,1.06.",
     ),
-    GPU_OPTION,
-    click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
-    TRACES_OPTION,
-    TIME_LIMIT_OPTION,
+    *SIMULATED_OPTIONS,
     quick="One trace, one limit, one order.",
 )
 def command(
