@@ -124,9 +124,9 @@ __device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& 
     const bool cut = pieces > 1;
     const int bundles = bundles_of(pieces);
     // all pieces but the last cost the same; a row block's cost is that of its request's others
-    const int tiles = (kv_len - (first << shift) + 127) >> 7, each = (1 << shift >> 7) + 2;
+    const int tiles = max((kv_len - (first << shift) + 127) >> 7, 1), each = (1 << shift >> 7) + 2;
     const int before = where.z + block * (tiles + 2 * pieces) + i * each;
-    if (base + j == 0) p.plan[FIRST_COST] = ((key1 - key0 + 127) >> 7) + 2;
+    if (base + j == 0) p.plan[FIRST_COST] = max((key1 - key0 + 127) >> 7, 1) + 2;
     write_item(p.plan + p.decode_at + (long long)(base + j) * ITEM_WORDS,
                make_int4(who.x, key0, key1, kv_len),
                make_int4(who.z, who.w & 255, block * p.decode_rows,

@@ -113,9 +113,9 @@ struct Unit {
   __device__ __forceinline__ u32 cost() const {
     return blocks * (((u32)(end - begin) + 127) / 128 + pieces);
   }
-  // of decode, by which teams share: a piece counts two tiles more
+  // of decode, by which teams share: a piece counts two tiles more, one without keys a tile itself
   __device__ __forceinline__ int shared_cost() const {
-    return decode ? cost() + blocks * pieces : 0;
+    return decode ? cost() + blocks * (pieces + (end == 0)) : 0;
   }
 };
 

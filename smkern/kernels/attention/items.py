@@ -42,8 +42,8 @@ the output); those of its bundles, if it has any, follow its pieces'. COUNTER: i
 (times KV heads, plus the head, gives the arrival counter): of its pieces, or of its bundles, whose
 own counters follow. TILES (prefill items): number of 128-key tiles, by which items
 are sorted. COST (decode items): total cost of all earlier items, where an item costs its 128-key
-tiles plus PIECE_COST; teams share the total, DECODE_COST, evenly. FIRST_COST: cost of the first
-item.
+tiles, one at least, plus PIECE_COST; teams share the total, DECODE_COST, evenly. FIRST_COST: cost
+of the first item.
 """
 
 
@@ -181,7 +181,7 @@ def plan_items(
         decode_ctas(decode, prefill, num_ctas, shape),
     )
     buffer[[OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS]] = overflow, slots["decode"], slots["prefill"]
-    costs = [item[TILES] + PIECE_COST for item in decode]
+    costs = [max(item[TILES], 1) + PIECE_COST for item in decode]
     for item, before in zip(decode, np.cumsum([0, *costs]), strict=False):
         item[COST] = int(before)
     buffer[[DECODE_COST, FIRST_COST]] = sum(costs), costs[0] if costs else 0

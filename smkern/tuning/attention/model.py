@@ -191,7 +191,7 @@ def _decode_us(
     row = 2 * shape.head_dim * size
     partial = 2 * 4 * shape.decode_rows * shape.head_dim if work.decode_slots else 0
     moved = np.repeat(work.decode_keys * row + partial, heads)
-    costs = np.repeat(-(-work.decode_keys // PREFILL_TILE) + PIECE_COST, heads)
+    costs = np.repeat(np.maximum(-(-work.decode_keys // PREFILL_TILE), 1) + PIECE_COST, heads)
     if config.kernel != "cuda":
         costs = np.ones_like(costs)
     on_sm, alone, most = _shares(moved, costs, config, budget)
