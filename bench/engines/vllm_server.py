@@ -37,7 +37,7 @@ class VllmServer:
         config = preset(model)
         self.name = f"{model} in vLLM"
         # By it a search begins at the same rate as smkern's.
-        self.predictor: Predictor = predictor_for(config)
+        self.predictor: Predictor = predictor_for(config, sms=())
         self.num_sms, self.num_layers = smkern.device_info().num_sms, config.num_layers
         self.kv_tokens, self.max_context = kv_tokens, max_context
         self._vocab = config.vocab_size

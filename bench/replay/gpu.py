@@ -15,7 +15,7 @@ from smkern.bench.replay.cases import RUNGS, sizes_of
 from smkern.bench.runtime.workload import PAGE_SIZE, open_executor
 from smkern.bench.runtime.workload import Sizes as ExecutorSizes
 from smkern.garbage import seldom_collected
-from smkern.latency.nearest import predictor_for
+from smkern.latency.nearest import places_of, predictor_for
 from smkern.measure.provenance import chip
 from smkern.replay import Served, Sizes, Trace
 from smkern.replay.prompts import token_ids
@@ -209,7 +209,7 @@ def open_server(
         config = config.replace(num_layers=layers)
     gpu = smkern.device_info().name
     if predictor is None:
-        predictor = predictor_for(config)
+        predictor = predictor_for(config, sms=places_of(rungs, smkern.device_info().num_sms))
     weights = Weights.random(config, device="cuda")
     sizes = sizes_of(model, gpu, rungs) if sizes is None else sizes
     began = time.monotonic()

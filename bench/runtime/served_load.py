@@ -14,7 +14,7 @@ from smkern.bench.runtime.rows import of
 from smkern.bench.runtime.search import last_kept
 from smkern.bench.runtime.watch import Watched, Workload
 from smkern.bench.runtime.workload import Sizes, open_executor
-from smkern.latency.nearest import predictor_for
+from smkern.latency.nearest import places_of, predictor_for
 from smkern.latency.predictor import Predictor
 from smkern.measure.sm_clock import Clock, clock_on
 from smkern.models import Weights
@@ -172,7 +172,9 @@ class ServedLoad:
     def told(self, name: str, limit_ms: float) -> Policy:
         """A policy that is told its limit, with the predictor of this model on this GPU."""
         if self._predictor is None:
-            self._predictor = predictor_for(self.plan.model)
+            device = self.executor.device
+            places = places_of(device.rungs, device.num_sms)
+            self._predictor = predictor_for(self.plan.model, sms=places)
         return policy_named(name, self._predictor, tbt_slo_ms=limit_ms)
 
     def _power(self) -> Any:

@@ -157,16 +157,18 @@ class TablePredictor:
         """For a model, or a GPU, without timings: its own rooflines, these times over them.
 
         Of launches of Qwen3-8B on an H100, told from an H200's by the H100's ceilings and times of
-        GEMMs, the mean was 4.9% off, of Qwen3-14B's on an H200 from 8B's 4.5, of 32B's 7.3.
+        GEMMs, the mean was 4.9% off, of Qwen3-14B's on an H200 from 8B's 4.5, of 32B's 7.3. Of
+        Qwen3-8B's own on an H200 without CUTLASS's kernels, told from a table with some, 3.1.
 
         Args:
-            config: The model. Of the same sizes, on the same device: this predictor itself.
+            config: The model. Of the same sizes, on the same device, without `gemms`: this
+                predictor itself.
             profile: The device; None: the same.
             gemms: Times of the model's GEMMs there, as `smkern.latency.model_gemms` has them. None:
                 what these took over their rooflines holds for its own.
         """
         sizes, profile = ModelSizes.of(config), profile or self.profile
-        if sizes == self.sizes and profile == self.profile:
+        if gemms is None and sizes == self.sizes and profile == self.profile:
             return self
         other = copy(self)
         other.sizes, other.profile = sizes, profile

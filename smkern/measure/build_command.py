@@ -9,19 +9,34 @@ from itertools import product
 
 import click
 
-from smkern.device import Budget
+from smkern.device import Budget, gpu_folder
 from smkern.errors import DeviceError
 from smkern.kernels.cuda_source import cubin_path
 from smkern.kernels.cute import cpp_build
 from smkern.kernels.cute.compile import ARCH, absent, compile_many
 from smkern.kernels.gemm_variants import Variant, variant_of
+from smkern.latency.model_gemms import problems_of
+from smkern.latency.work import padded_rows
+from smkern.measure.compiling import settled_problem
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
 from smkern.measure.options import IntList, ShapeList, parse_epilogue
-from smkern.ops.gemm.dispatch import of_step
+from smkern.models.config import ModelConfig
+from smkern.models.presets import preset
+from smkern.ops.gemm.dispatch import of_step, offline_dispatcher
 from smkern.profile import Profile, load_profile
+from smkern.runtime.model.sizes import batch_bucket
 from smkern.tuning.config import GemmProblem
+from smkern.tuning.constraints import OPTIONAL
 from smkern.tuning.cost_constants import load_constants
-from smkern.tuning.select import rank
+from smkern.tuning.select import GEMM_FAMILY, rank
+
+MAX_BATCH = 256
+"""Requests of a forward, of which each has a row of logits."""
+ROWS = sorted(
+    {batch_bucket(batch, MAX_BATCH) for batch in range(1, MAX_BATCH + 1)}
+    | {padded_rows(rows) for rows in range(1, 8193)}
+)
+"""Rows of decode steps' graphs and of forwards with prompts."""
 
 
 def likeliest(
@@ -42,7 +57,24 @@ def likeliest(
         yield from seen
 
 
+def of_model(config: ModelConfig, profile: Profile) -> Iterator[Variant]:
+    """The variants that dispatch takes for a model's forwards, of any rows on any even SM count.
+
+    By the device's tuned tables, then the cost model, as if all could be compiled.
+    """
+    dispatcher, total = offline_dispatcher(profile, GEMM_FAMILY.load(profile)), profile.info.num_sms
+    for num_sms, rows in product([*range(8, total - 6, 2), total], ROWS):
+        budget = Budget(num_sms, "mask", clusters=2 * num_sms > total)
+        for problem in problems_of(config, rows, min(rows, MAX_BATCH)):
+            problem = settled_problem(problem, budget, dispatcher)
+            chosen = dispatcher.select(problem, budget).config
+            if chosen.kernel in OPTIONAL:
+                yield variant_of(problem, chosen, profile.info.sm)
+
+
 @click.command("build")
+@click.option("--model", help="A preset: all that its forwards take, whatever the next four say.")
+@click.option("--gpu", help="Whose tables and cost model.  [default: this GPU's, else an H200's]")
 @click.option("--shapes", type=ShapeList(), default=SHAPES, help="Weights, as NxK,NxK.")
 @click.option("--ms", type=IntList(), default=MS, help="Rows of the activations.")
 @click.option("--budgets", type=IntList(), default=BUDGETS, help="SM counts.")
@@ -64,8 +96,8 @@ def likeliest(
 @click.option("--workers", type=click.IntRange(1), help="Compilers.  [default: CPUs]")
 @click.option("--cpp", is_flag=True, help="CUTLASS's C++ GEMMs instead, by nvcc: bench cutlass.")
 def command(
-    shapes: Sequence[Shape], ms: Sequence[int], budgets: Sequence[int], epilogues: Sequence[str],
-    top: int, workers: int | None, cpp: bool,
+    model: str | None, gpu: str | None, shapes: Sequence[Shape], ms: Sequence[int],
+    budgets: Sequence[int], epilogues: Sequence[str], top: int, workers: int | None, cpp: bool,
 ) -> None:  # fmt: skip
     """Compile the kernels in CUTLASS's Python DSL that dispatch would take; needs no GPU.
 
@@ -83,8 +115,9 @@ def command(
         GemmProblem(m, n, k, epilogue=parse_epilogue(key))
         for (n, k), key, m in product(shapes, epilogues, ms)
     )
+    profile = load_profile(gpu and gpu_folder(gpu))
     made = compile_many(
-        likeliest(wanted, budgets, load_profile(), top),
+        of_model(preset(model), profile) if model else likeliest(wanted, budgets, profile, top),
         workers=workers or len(os.sched_getaffinity(0)),
         done=lambda done, total: click.echo(f"{done} of {total}"),
     )

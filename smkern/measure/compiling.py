@@ -29,9 +29,12 @@ def dispatcher_of() -> Dispatcher:
     return gemm_dispatcher(0)
 
 
-def settled_problem(problem: GemmProblem, budget: Budget) -> GemmProblem:
+def settled_problem(
+    problem: GemmProblem, budget: Budget, dispatcher: Dispatcher | None = None
+) -> GemmProblem:
     """The GEMM that dispatch will launch: the plain one where it runs SwiGLU unfused."""
-    if dispatcher_of().select(problem, budget).config.kernel != "unfused":
+    dispatcher = dispatcher or dispatcher_of()
+    if dispatcher.select(problem, budget).config.kernel != "unfused":
         return problem
     return replace(problem, epilogue=Epilogue())
 

@@ -15,7 +15,7 @@ from smkern.device import torch_device
 from smkern.garbage import seldom_collected
 from smkern.kv import KvPool
 from smkern.latency import TablePredictor
-from smkern.latency.nearest import predictor_for
+from smkern.latency.nearest import places_of, predictor_for
 from smkern.latency.predictor import Predictor
 from smkern.models import Decoder, ModelConfig
 from smkern.models.presets import find_model
@@ -140,12 +140,8 @@ def _policy(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Pol
 def _predictor(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Predictor:
     if options.table is not None:
         return TablePredictor.read(options.table).for_model(config)
-    sms: set[int] = set()
-    if gpu is not None:
-        total = load_profile().info.num_sms
-        rungs = [rung for rung in options.rungs if rung < total]
-        sms = {total, *rungs, *(total - rung for rung in rungs)}
-    return predictor_for(config, gpu, sms=sorted(sms))
+    sms = [] if gpu is None else places_of(options.rungs, load_profile().info.num_sms)
+    return predictor_for(config, gpu, sms=sms)
 
 
 def _pool(config: ModelConfig, options: EngineOptions, device: Any) -> KvPool:

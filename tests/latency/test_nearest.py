@@ -10,6 +10,7 @@ import pytest
 from smkern import predictor_for
 from smkern.bench.results import FOLDER
 from smkern.device import gpu_folder
+from smkern.kernels.cute import compile as cute
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.accuracy import Accuracy, accuracy
 from smkern.latency.gemm_times import GemmTimes
@@ -60,6 +61,31 @@ def test_an_h100_is_told_from_an_h200(profile: Profile, alone: float, beside: fl
     found = accuracy(table.for_model(preset("qwen3-8b"), profile, gemms), held_out.held_out)
     assert found.solo["all"].mean < alone < accuracy(table, held_out.held_out).solo["all"].mean
     assert found.beside["decode"].mean < beside
+
+
+def test_another_h200_without_cutlass_is_told_from_the_table() -> None:
+    """Held-out launches of Qwen3-8B there, whose table was timed with some of its kernels."""
+    there = read_profile(FOLDER / "h200" / "qwen3-8b.held_out.jsonl")
+    table = TablePredictor.load("qwen3-8b", "h200")
+    as_timed = accuracy(table, there.held_out).solo["all"]
+    priced = accuracy(table.for_model(there.sizes, gemms=there.gemms), there.held_out).solo["all"]
+    assert priced.mean < 0.033 < 0.038 < as_timed.mean
+    assert priced.worst < 0.11 < 0.22 < as_timed.worst
+
+
+def test_gemms_are_priced_by_the_kernels_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 80 requests want tiles that Triton has not, whole devices and other batches none."""
+    steps = [(Size(batch=rows, total_kv=1000 * rows), at) for rows in (80, 64) for at in (32, 132)]
+
+    def times(is_there: bool) -> list[float]:
+        monkeypatch.setattr(cute, "absent", lambda: "" if is_there else "it is not installed")
+        monkeypatch.setattr(cute, "is_there", lambda: is_there)
+        found = predictor_for("qwen3-8b", "h200", sms=(32, 132))
+        return [found.alone_us(*step) for step in steps]
+
+    ratio = [without / there for without, there in zip(times(False), times(True), strict=True)]
+    assert 1.1 < ratio[0] < 1.4  # measured: 1.24
+    assert ratio[1:] == pytest.approx([1, 1, 1], abs=0.03)
 
 
 def test_gemms_of_another_model_are_its_own() -> None:

@@ -11,11 +11,14 @@ from smkern.device import Budget
 from smkern.errors import DeviceError
 from smkern.kernels.cute import compile as cute
 from smkern.kernels.gemm_variants import variant_of
+from smkern.latency.model_gemms import problems_of
 from smkern.measure import build_command
 from smkern.measure.build_command import command, likeliest
+from smkern.models import preset
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue, GemmProblem
+from smkern.tuning.select import GEMM_FAMILY
 
 
 def built(monkeypatch, *words: str):
@@ -49,6 +52,23 @@ def test_it_compiles_what_dispatch_takes(monkeypatch):
         problem = GemmProblem(m, 28672, 4096)
         found = dispatcher.select(problem, Budget(num_sms, "mask", False), "cutlass")
         assert variant_of(problem, found.config, 90) in wanted
+
+
+@pytest.mark.parametrize("gpu", ["h200", "h100-80gb-hbm3"])
+def test_of_a_model_it_compiles_what_dispatch_takes_by_the_gpus_table(gpu, monkeypatch):
+    monkeypatch.setattr(build_command, "ROWS", [96, 256])
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
+    wanted, _ = built(monkeypatch, "--model", "qwen3-8b", "--gpu", gpu)
+    profile = load_profile(gpu)
+    dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile))
+    found = set()
+    for problem, num_sms in product(problems_of(preset("qwen3-8b"), 256, 256), (16, 48, 60)):
+        chosen = dispatcher.select(problem, Budget(num_sms, "mask", False)).config
+        if chosen.kernel == "cutlass":
+            found.add(variant_of(problem, chosen, 90))
+    assert len(found) > 1
+    assert found <= set(wanted)
 
 
 def test_epilogues_are_variants_of_their_own(monkeypatch):

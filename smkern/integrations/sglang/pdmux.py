@@ -19,7 +19,7 @@ from smkern.device import DeviceInfo, device_info
 from smkern.errors import ArgumentError, ConfigError, ProfileError
 from smkern.integrations.sglang import NAME
 from smkern.latency import Chunk, Corrected, Size
-from smkern.latency.nearest import predictor_for
+from smkern.latency.nearest import places_of, predictor_for
 from smkern.limits import as_float
 from smkern.models.config import ModelConfig
 from smkern.partition import Ladder, ladder, plan_ladder
@@ -75,8 +75,8 @@ class Multiplexing:
         check_args(args, len(sides) + 2)
         if os.environ.get(LIMIT):
             self._limit_us = 1000 * limit_ms(os.environ[LIMIT])
-            counts = sorted({*sides, *(info.num_sms - n for n in sides)})
-            self._predictor = Corrected(_predictor(args.get_model_config().hf_config, counts))
+            places = places_of(sides, info.num_sms)
+            self._predictor = Corrected(_predictor(args.get_model_config().hf_config, places))
         with torch.cuda.device(gpu_id):
             self.ladder = ladder(sides, atom=ATOM, backend="green")
             for side in (side for split in self.ladder for side in split):
