@@ -12,12 +12,14 @@ from typing import Any
 
 from smkern.device import device_info, has_gpu
 from smkern.errors import DeviceError
+from smkern.kernels.cute.compile import VERSION, absent, is_there
 
 JsonDict = dict[str, Any]
 
 
 def collect_meta() -> JsonDict:
-    """Provenance of this run: gpu, driver, torch, triton, smkern_commit, date, command."""
+    """Provenance of this run: gpu, driver, torch, triton, smkern_commit, date, command, and whether
+    CUTLASS's kernels can be compiled (its version) or were (kept kernels)."""
     return {
         **_software(),
         **_gpu(),
@@ -45,6 +47,7 @@ def _software() -> JsonDict:
             found[name] = str(__import__(name).__version__)
         except ImportError:
             found[name] = None
+    found["cutlass"] = VERSION if not absent() else "kept kernels" if is_there() else None
     return found
 
 

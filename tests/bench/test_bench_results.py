@@ -17,6 +17,7 @@ from smkern.bench.results import (
     load_results,
     open_results,
 )
+from smkern.kernels.cute.compile import VERSION
 from smkern.measure.provenance import chip, collect_meta
 from tests.bench.synthetic import cell
 
@@ -139,6 +140,16 @@ def test_meta_names_what_the_format_wants_and_no_path_of_the_machine(monkeypatch
     assert meta["command"] == command
     wanted = {"gpu", "driver", "torch", "triton", "smkern_commit", "date", "command"}
     assert wanted <= set(meta)
+
+
+@pytest.mark.parametrize(
+    ("absent", "is_there", "said"),
+    [("", True, VERSION), ("install it", True, "kept kernels"), ("install it", False, None)],
+)
+def test_meta_says_whether_cutlasss_kernels_were_there(absent, is_there, said, monkeypatch):
+    monkeypatch.setattr("smkern.measure.provenance.absent", lambda: absent)
+    monkeypatch.setattr("smkern.measure.provenance.is_there", lambda: is_there)
+    assert collect_meta()["cutlass"] == said
 
 
 def test_a_chip_is_told_by_the_beginning_of_its_uuid(monkeypatch):
