@@ -73,7 +73,10 @@ def of_model(config: ModelConfig, profile: Profile) -> Iterator[Variant]:
 
 
 @click.command("build")
-@click.option("--model", help="A preset: all that its forwards take, whatever the next four say.")
+@click.option(
+    "--model",
+    help="A preset: all that its forwards take, not --shapes, --ms, --budgets, --epilogue.",
+)
 @click.option("--gpu", help="Whose tables and cost model.  [default: this GPU's, else an H200's]")
 @click.option("--shapes", type=ShapeList(), default=SHAPES, help="Weights, as NxK,NxK.")
 @click.option("--ms", type=IntList(), default=MS, help="Rows of the activations.")
