@@ -207,11 +207,11 @@ def open_server(
     config = preset(model)
     if layers is not None:
         config = config.replace(num_layers=layers)
-    gpu = smkern.device_info().name
+    info = smkern.device_info()
     if predictor is None:
-        predictor = predictor_for(config, sms=places_of(rungs, smkern.device_info().num_sms))
+        predictor = predictor_for(config, sms=places_of(rungs, info.num_sms))
     weights = Weights.random(config, device="cuda")
-    sizes = sizes_of(model, gpu, rungs) if sizes is None else sizes
+    sizes = sizes_of(model, info.name, rungs) if sizes is None else sizes
     began = time.monotonic()
     held = ExecutorSizes(
         sizes.rungs, max_running=sizes.max_running, max_prefill=sizes.max_prefill,

@@ -59,6 +59,13 @@ def scaled_problems_of(
         yield replace(found, epilogue=gated) if fuses else found
 
 
+def budgets_of(total: int, sms: Iterable[int] | None = None) -> list[Budget]:
+    """Sides of splits of a device of `total` SMs, and the device: clusters launch on the larger
+    sides alone. `sms`: of so many; None: every even one from 8 on that leaves as many, and all."""
+    counts = [*range(8, total - 6, 2), total] if sms is None else sms
+    return [Budget(num_sms, "mask", clusters=2 * num_sms > total) for num_sms in counts]
+
+
 def gemm_times(
     config: ModelConfig, profile: Profile, sms: Iterable[int] | None = None
 ) -> GemmTimes | None:
@@ -82,7 +89,7 @@ def gemm_times(
     scaled = fp8_dispatch.offline_dispatcher(profile)
 
     def us(rows: int, num_sms: int) -> tuple[float, float]:
-        budget = Budget(num_sms, "mask", clusters=2 * num_sms > info.num_sms)
+        budget = budgets[num_sms]
         head, *layer = [
             dispatcher.select(problem, budget).predicted_us
             for problem in problems_of(config, rows, min(rows, 256))
@@ -91,5 +98,5 @@ def gemm_times(
             layer.append(scaled.predicted_us(problem, budget))
         return sum(layer), head
 
-    total = info.num_sms
-    return GemmTimes.of([*range(8, total - 6, 2), total] if sms is None else list(sms), us)
+    budgets = {budget.num_sms: budget for budget in budgets_of(info.num_sms, sms)}
+    return GemmTimes.of(list(budgets), us)

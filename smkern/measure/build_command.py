@@ -15,7 +15,7 @@ from smkern.kernels.cuda_source import cubin_path
 from smkern.kernels.cute import cpp_build
 from smkern.kernels.cute.compile import ARCH, absent, compile_many
 from smkern.kernels.gemm_variants import Variant, variant_of
-from smkern.latency.model_gemms import problems_of
+from smkern.latency.model_gemms import budgets_of, problems_of
 from smkern.latency.work import padded_rows
 from smkern.measure.compiling import settled_problem
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
@@ -62,9 +62,8 @@ def of_model(config: ModelConfig, profile: Profile) -> Iterator[Variant]:
 
     By the device's tuned tables, then the cost model, as if all could be compiled.
     """
-    dispatcher, total = offline_dispatcher(profile, GEMM_FAMILY.load(profile)), profile.info.num_sms
-    for num_sms, rows in product([*range(8, total - 6, 2), total], ROWS):
-        budget = Budget(num_sms, "mask", clusters=2 * num_sms > total)
+    dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile))
+    for budget, rows in product(budgets_of(profile.info.num_sms), ROWS):
         for problem in problems_of(config, rows, min(rows, MAX_BATCH)):
             problem = settled_problem(problem, budget, dispatcher)
             chosen = dispatcher.select(problem, budget).config
