@@ -22,9 +22,9 @@ from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
 from smkern.measure.options import IntList, ShapeList, parse_epilogue
 from smkern.models.config import ModelConfig
 from smkern.models.presets import preset
+from smkern.models.step import batch_bucket
 from smkern.ops.gemm.dispatch import of_step, offline_dispatcher
 from smkern.profile import Profile, load_profile
-from smkern.runtime.model.sizes import batch_bucket
 from smkern.tuning.config import GemmProblem
 from smkern.tuning.constraints import OPTIONAL
 from smkern.tuning.cost_constants import load_constants

@@ -19,8 +19,8 @@ from smkern.measure.launches import ModelLaunches
 from smkern.measure.profile_plan import Cell
 from smkern.measure.sm_clock import Clock
 from smkern.models import ModelConfig
+from smkern.models.step import batch_bucket
 from smkern.runtime.device import Work
-from smkern.runtime.model.sizes import batch_bucket
 from smkern.runtime.place import Place
 
 WHOLE_US = 60_000.0

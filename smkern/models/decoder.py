@@ -154,9 +154,9 @@ class Decoder:
 
     def head(self, step: Step) -> Tensor:
         """Logits [batch, vocab_size] of each request's last token, in the weights' dtype."""
-        b, num_sms, eps = step.buffers, step.num_sms, self.config.rms_eps
-        hidden = b.hidden if step.cu_q_lens is None else self._last_rows(step)
-        ops.rms_norm(hidden, self.weights.final_norm, eps=eps, out=b.last_normed, num_sms=num_sms)
+        b = step.buffers if step.cu_q_lens is None else self._last_rows(step)
+        num_sms, eps, norm = step.num_sms, self.config.rms_eps, self.weights.final_norm
+        ops.rms_norm(b.hidden, norm, eps=eps, out=b.last_normed, num_sms=num_sms)
         out = b.logits
         if self.tp is not None:
             columns = self.tp.shard.rows(out.shape[1])
@@ -167,16 +167,16 @@ class Decoder:
         )  # fmt: skip
         if self.tp is not None:
             _lane_of(self.tp, step).gather(b.logits, columns, num_sms=num_sms)
-        return b.logits
+        return step.buffers.logits
 
     def forward(self, step: Step) -> Tensor:
         """All of a step: embed, layers, head; a plan is made where the step has none."""
         return forward(self, step)
 
-    def _last_rows(self, step: Step) -> Tensor:
-        """The residual stream of each request's last row: the last layer behind attention."""
-        whole, ends, rows = step.buffers, step.ends(), step.last_rows()
-        assert rows is not None
+    def _last_rows(self, step: Step) -> StepBuffers:
+        """Each request's last row through the last layer behind attention, and rows of padding."""
+        whole, ends = step.buffers, step.ends()
+        step.last_rows()
         pairs = [(whole.hidden, ends.hidden), (whole.attended_rows, ends.attended_rows)]
         scale, out_scale = attended_scale(whole), attended_scale(ends)
         if scale is not None and out_scale is not None:
@@ -184,9 +184,9 @@ class Decoder:
         for x, out in pairs:
             # bytes in the model's dtype, whatever they mean
             words, into = (of.view(of.shape[0], -1).view(self.config.dtype) for of in (x, out))
-            ops.embedding(rows, words, out=into, num_sms=step.num_sms)
+            ops.embedding(ends.last_rows, words, out=into, num_sms=step.num_sms)
         self._behind_attention(self.config.num_layers - 1, ends, step)
-        return ends.hidden
+        return ends
 
     def _behind_attention(self, index: int, b: StepBuffers, step: Step) -> None:
         """The rest of a layer for the rows of `b`."""

@@ -62,6 +62,26 @@ def test_what_does_not_fit_is_named(config: ModelConfig, changes, message):
         _step(config, **changes)
 
 
+@pytest.mark.parametrize(
+    ("batch", "max_batch", "rows"), [(1, 40, 1), (3, 40, 4), (17, 40, 32), (33, 40, 40), (3, 3, 3)]
+)
+def test_last_rows_are_padded_as_far_as_buffers_go(config: ModelConfig, batch, max_batch, rows):
+    pages = torch.zeros(config.num_layers, 2, 4, 16, config.num_kv_heads, config.head_dim)
+    step = Step.make(
+        ActivationBuffers(config, 64, max_batch),
+        token_ids=torch.zeros(batch, dtype=INT),
+        kv_lens=torch.ones(batch, dtype=INT),
+        page_table=torch.zeros(batch, 1, dtype=INT),
+        caches=[(layer[0], layer[1]) for layer in pages],
+        cu_q_lens=torch.arange(batch + 1, dtype=INT),
+        max_kv_len=16,
+    )
+    ends = step.ends()
+    assert [len(x) for x in (ends.hidden, ends.last_rows, ends.logits)] == [rows] * 3
+    assert step.buffers.logits.shape[0] == batch
+    assert step.buffers.logits.data_ptr() == ends.logits.data_ptr()
+
+
 def test_empty_buffers_are_refused(config: ModelConfig):
     with pytest.raises(ArgumentError, match="max_tokens=0"):
         ActivationBuffers(config, 0)

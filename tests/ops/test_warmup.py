@@ -15,8 +15,9 @@ from smkern.ops.gemm.warmup import GemmCalls, choices, epilogue_from, launch_onc
 from smkern.ops.warming import Bar, as_budgets
 from smkern.profile import load_profile
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.constraints import CUBLASLT
 from smkern.tuning.select import GEMM_FAMILY
-from tests.ops.conftest import FakeTable
+from tests.ops.conftest import FakePlan, FakeTable
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +104,27 @@ def test_one_launch_of_a_choice(device, key):
     launch_once(device.eager, problem, config, budget)
     assert len(device.kernels.plans[-1].launches) == 1
     assert device.dispatcher.is_loaded(problem, config)
+
+
+@pytest.mark.parametrize(
+    ("key", "config", "count"),
+    [
+        ("none", CUBLASLT, 1),
+        ("residual", CUBLASLT, 2),
+        ("residual", GemmConfig("tma", 128, 128, 64), 1),
+    ],
+)
+def test_cublas_is_launched_in_place_and_not(make_device, monkeypatch, key, config, count):
+    """It has other kernels where the residual is `out`, as a decoder calls it."""
+    device = make_device(tables=TABLE)
+    launched = []
+    monkeypatch.setattr(
+        FakePlan, "launch", lambda self, a, w, out, bias, res, *rest: launched.append((out, res))
+    )
+    problem = GemmProblem(65, 24, 40, epilogue=epilogue_from(key))
+    launch_once(device.eager, problem, config, Budget(132, "mask", True))
+    assert len(set(launched)) == len(launched) == count
+    assert [out == res for out, res in launched] == [False, True][:count]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")

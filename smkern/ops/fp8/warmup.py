@@ -28,7 +28,7 @@ from smkern.ops.fp8.rows import (
     ScaledRmsNorm,
     ScaledSiluAndMul,
 )
-from smkern.ops.gemm.warmup import epilogue_from
+from smkern.ops.gemm.warmup import epilogue_from, residual_pointers
 from smkern.ops.operator import Operator
 from smkern.ops.operator_dispatch import Compile
 from smkern.ops.operator_eager import workspaces_of
@@ -244,8 +244,8 @@ def _launch_once(
         )  # fmt: skip
         return
     launch = plan.bind(Strides(pitch, pitch, n, n, *steps))
-    launch(
-        a.data_ptr(), w.data_ptr(), scales.data_ptr(), scales.data_ptr(), out.data_ptr(),
-        bias.data_ptr() if problem.epilogue.bias else 0,
-        residual.data_ptr() if problem.epilogue.residual else 0, workspace, stream,
-    )  # fmt: skip
+    for added in residual_pointers(problem.epilogue, config, residual, out):
+        launch(
+            a.data_ptr(), w.data_ptr(), scales.data_ptr(), scales.data_ptr(), out.data_ptr(),
+            bias.data_ptr() if problem.epilogue.bias else 0, added, workspace, stream,
+        )  # fmt: skip

@@ -9,6 +9,7 @@ from itertools import chain, product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.limits import shown
@@ -164,7 +165,11 @@ def _work_of(eager: EagerOperator[GemmProblem], wanted: Iterable[Choice]) -> Wor
 def launch_once(
     eager: EagerOperator[GemmProblem], problem: GemmProblem, config: GemmConfig, budget: Budget
 ) -> None:
-    """Load what a choice needs and launch it on the current stream, on tensors of its own."""
+    """Load what a choice needs and launch it on the current stream, on tensors of its own.
+
+    A residual is added from a tensor apart and, by cuBLASLt, in place as well: for that it has
+    kernels of their own.
+    """
     plan = eager.dispatcher.prepare(problem, config, budget)
     m, n, k, dtype = problem.m, problem.n, problem.k, DTYPES[problem.dtype]
     pitch = -(-k // 8) * 8
@@ -175,9 +180,19 @@ def launch_once(
     stream = eager.streams.current_stream(eager.index)
     needed = plan.workspace_bytes
     workspace = eager.workspaces.pointer(stream, needed) if needed else 0
-    plan.bind(pitch, pitch, n, n)(
-        a.data_ptr(), w.data_ptr(), out.data_ptr(),
-        bias.data_ptr() if problem.epilogue.bias else 0,
-        residual.data_ptr() if problem.epilogue.residual else 0,
-        workspace, stream,
-    )  # fmt: skip
+    launch = plan.bind(pitch, pitch, n, n)
+    for added in residual_pointers(problem.epilogue, config, residual, out):
+        launch(
+            a.data_ptr(), w.data_ptr(), out.data_ptr(),
+            bias.data_ptr() if problem.epilogue.bias else 0, added, workspace, stream,
+        )  # fmt: skip
+
+
+def residual_pointers(
+    epilogue: Epilogue, config: GemmConfig, apart: Tensor, out: Tensor
+) -> list[int]:
+    """Addresses of the residual with which a choice is launched; [0] without one."""
+    if not epilogue.residual:
+        return [0]
+    in_place = [out.data_ptr()] if config.kernel in constraints.LIBRARIES else []
+    return [apart.data_ptr(), *in_place]

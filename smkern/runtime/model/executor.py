@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 from smkern.errors import ArgumentError
@@ -27,7 +26,7 @@ from smkern.runtime.model.prefill import PrefillBuffers, PrefillRunner, prompt_a
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import RowUpdate
-from smkern.runtime.model.warming import empty_forward, warm_prompts
+from smkern.runtime.model.warming import EmptyForwards, warm_prompts
 from smkern.runtime.options import check_parts
 from smkern.runtime.place import Place
 from smkern.runtime.request import Request
@@ -303,9 +302,12 @@ class ModelExecutor(Executor):
         self._prefill.warm()
         self._inputs.reserve()
         self.synchronize()
-        of_slot = partial(empty_forward, self._model, self._state, self._caches)
-        forwards = [partial(of_slot, slot, self.max_prefill) for slot in self._slots]
-        warm_prompts(self.device, self.max_tokens, forwards)
+        forwards = [
+            EmptyForwards(self._model, self._state, self._caches, slot, self.max_prefill)
+            for slot in self._slots
+        ]
+        max_batch = self.max_prefill + self.max_running
+        warm_prompts(self.device, self.max_tokens, max_batch, forwards)
 
     def idle(self) -> None:
         """Nothing runs or waits: capture the graphs that were missed."""

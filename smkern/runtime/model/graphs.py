@@ -15,7 +15,7 @@ from smkern.models.activations import ActivationBuffers
 from smkern.models.graph import DecodeGraph
 from smkern.models.layered import LayeredModel
 from smkern.models.plan_memory import PlanMemory
-from smkern.models.step import Caches
+from smkern.models.step import Caches, batch_bucket
 from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 from smkern.runtime.cuda_device import DECODE_PRIORITY
@@ -24,7 +24,6 @@ from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.sizes import (
     FIRST_CONTEXT,
     GraphKey,
-    batch_bucket,
     context_bucket,
     mixed_rows,
 )

@@ -18,15 +18,6 @@ FIRST_CONTEXT = 2048
 """The shortest context that a graph is made for; each next one is four times as long."""
 
 
-def batch_bucket(batch: int, max_batch: int) -> int:
-    """The rows of the graph that serves a batch: 1, 2, 4, 8, 16, then every 16.
-
-    At most a third of the rows of a batch above 32 is padding, which reads no keys.
-    """
-    rounded = 1 << (batch - 1).bit_length() if batch <= 16 else -(-batch // 16) * 16
-    return min(rounded, max_batch)
-
-
 def context_bucket(length: int, max_context: int) -> int:
     """The context of the graph for lengths up to this: attention's buffers grow by it."""
     bucket = FIRST_CONTEXT

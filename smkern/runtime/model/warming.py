@@ -3,7 +3,8 @@ makes a workspace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import torch
 from smkern.device import device_info
 from smkern.models.config import ModelConfig
 from smkern.models.layered import LayeredModel
-from smkern.models.step import Caches, Step
+from smkern.models.step import Caches, Step, batch_bucket
 from smkern.models.warming import ModelCalls
 from smkern.ops.warmup import WarmupReport, warmup
 from smkern.runtime.device import Device, Work
@@ -66,58 +67,89 @@ def warm_sizes(max_tokens: int) -> list[int]:
     return sorted({*powers, *sizes.mixed_rows(max_tokens), max_tokens})
 
 
-def empty_forward(
-    model: LayeredModel,
-    state: RowState,
-    caches: Caches,
-    prompts: PrefillBuffers,
-    max_prefill: int,
-    tokens: int,
-) -> None:
-    """A layer and the head for tokens that belong to requests without keys; writes no page.
+class EmptyForwards:
+    """Parts of forwards of a prefill slot, for tokens of requests without keys; writes no page.
 
     Args:
         state: The rows; those of the slot are finished, and no request has them.
+        max_prefill: Chunks of a forward.
     """
-    device, batch = state.device, min(max_prefill, tokens)
-    rows = state.inputs(prompts.first_row, batch)
-    cu_q_lens = torch.full((batch + 1,), tokens, dtype=torch.int32, device=device)
-    cu_q_lens[0] = 0
-    # A page may end behind the positions that the model was made for.
-    most = min(CONTEXT, state.layout.max_pages * caches[0][0].shape[1], model.max_position)
-    step = Step.make(
-        prompts.activations,
-        token_ids=prompts.token_ids[:tokens],
-        kv_lens=torch.zeros_like(rows.kv_lens),
-        page_table=rows.page_table,
-        caches=caches,
-        cu_q_lens=cu_q_lens,
-        num_sms=prompts.num_sms,
-        **sizes.bounds([tokens], [most] * batch, most),
-    ).planned_in(prompts.plans)
-    model.embed(step)
-    model.layer(0, step)
-    rows.draw(model.head(step), step.kv_lens, num_sms=step.num_sms)
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        state: RowState,
+        caches: Caches,
+        prompts: PrefillBuffers,
+        max_prefill: int,
+    ) -> None:
+        self._model = model
+        self._state = state
+        self._caches = caches
+        self._prompts = prompts
+        self.max_prefill = max_prefill
+
+    def layer(self, tokens: int) -> None:
+        """The embedding and a layer, for so many tokens of as many requests as have some."""
+        step = self._step(tokens, min(self.max_prefill, tokens))
+        step = step.planned_in(self._prompts.plans)
+        self._model.embed(step)
+        self._model.layer(0, step)
+
+    def head(self, batch: int) -> None:
+        """What follows attention for the last token of so many requests."""
+        step = self._step(1, batch)
+        rows = self._state.inputs(self._prompts.first_row, batch)
+        rows.draw(self._model.head(step), step.kv_lens, num_sms=step.num_sms)
+
+    def _step(self, tokens: int, batch: int) -> Step:
+        prompts, model = self._prompts, self._model
+        rows = self._state.inputs(prompts.first_row, batch)
+        shape, device = (batch + 1,), self._state.device
+        cu_q_lens = torch.full(shape, tokens, dtype=torch.int32, device=device)
+        cu_q_lens[0] = 0
+        # A page may end behind the positions that the model was made for.
+        page_size = self._caches[0][0].shape[1]
+        most = min(CONTEXT, self._state.layout.max_pages * page_size, model.max_position)
+        return Step.make(
+            prompts.activations,
+            token_ids=prompts.token_ids[:tokens],
+            kv_lens=torch.zeros_like(rows.kv_lens),
+            page_table=rows.page_table,
+            caches=self._caches,
+            cu_q_lens=cu_q_lens,
+            num_sms=prompts.num_sms,
+            **sizes.bounds([tokens], [most] * batch, most),
+        )
 
 
-Forward = Callable[[int], object]
-"""Runs an empty forward of so many tokens."""
-
-
-def warm_prompts(device: Device, max_tokens: int, forwards: Iterable[Forward]) -> None:
-    """Run forwards of every size wherever prompts run; waits for each.
+def warm_prompts(
+    device: Device, max_tokens: int, max_batch: int, forwards: Sequence[EmptyForwards]
+) -> None:
+    """Run parts of forwards of every size wherever prompts run; waits for each.
 
     Args:
         max_tokens: New tokens of the largest forward.
+        max_batch: Requests of the largest forward of slot 0, those that decode included.
         forwards: One of each prefill slot.
     """
     whole = Place.whole(device.num_sms)
     lanes: list[tuple[Lane, Place]] = [("prefill", whole), ("decode", whole)]
     lanes += [("prefill", Place.of("prefill", rung, device.num_sms)) for rung in device.rungs]
-    for (lane, place), forward, tokens in product(lanes, forwards, warm_sizes(max_tokens)):
+    for (lane, place), forward in product(lanes, forwards):
+        mixed = lane == "decode" and forward is forwards[0]
+        batches = last_rows(max_batch if mixed else forward.max_prefill)
+        parts = [partial(forward.layer, tokens) for tokens in warm_sizes(max_tokens)]
+        parts += [partial(forward.head, batch) for batch in batches]
+        for part in parts:
 
-        def run(_: Place, forward: Forward = forward, tokens: int = tokens) -> None:
-            forward(tokens)
+            def run(_: Place, part: Callable[[], None] = part) -> None:
+                part()
 
-        device.launch(lane, place, Work("warm", run))
-        device.synchronize()
+            device.launch(lane, place, Work("warm", run))
+            device.synchronize()
+
+
+def last_rows(most: int) -> list[int]:
+    """Requests of forwards, of which each number of rows that is computed occurs."""
+    return sorted({batch_bucket(batch, most) for batch in range(1, most + 1)})

@@ -17,7 +17,7 @@ from smkern.latency.work import padded_rows
 from smkern.measure.compiling import compile_forwards
 from smkern.measure.provenance import collect_meta
 from smkern.models import Shard
-from smkern.runtime.model.sizes import batch_bucket
+from smkern.models.step import batch_bucket
 from tests.gpu.models.support import assert_likely
 from tests.gpu.runtime import ranks_case
 from tests.models.peers import make_peer

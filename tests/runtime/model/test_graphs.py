@@ -10,10 +10,11 @@ import torch
 from smkern.device import Budget
 from smkern.errors import DeviceError
 from smkern.models import Decoder, Weights
+from smkern.models.step import batch_bucket
 from smkern.runtime.model.graphs import MIB, GraphCache, GraphKey
 from smkern.runtime.model.mixed_graph import MixedGraph
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.sizes import batch_bucket, context_bucket
+from smkern.runtime.model.sizes import context_bucket
 from smkern.runtime.place import Place
 from tests.models.generation import tiny
 from tests.runtime.alone import pool_of
