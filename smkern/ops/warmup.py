@@ -66,7 +66,8 @@ def warmup(
     or other call of these models with any batch and lengths, compiles or loads in these budgets.
     One exception: cuBLASLt, which serves the whole device between tuned M, picks a kernel by M
     itself. It is launched for each M up to 512 and for multiples of 64 above, as the runtime pads
-    rows; another M may load one more kernel, which waits for all that is on its way.
+    rows, and with a residual in place as well as not; another M may load one more kernel, which
+    waits for all that is on its way.
     The compiling processes are spawned: a script calls this under `if __name__ == "__main__":`.
 
     With `tune`, GEMMs (SwiGLU's too) that no table serves are measured where the model holds
