@@ -12,7 +12,7 @@ of any length in any budget have tens of thousands of sizes, and few come again.
 
 MAX_CHOICES = 1 << 17
 """Choices of whole steps kept, of an operator, up to 0.5 KiB each: a warmup makes a few hundred for
-each weight in each budget, which take the host 1 to 2 ms each and are not to be made again."""
+each weight in each budget, which take the host 0.6 to 1 ms each and are not to be made again."""
 
 
 def model_rows(m: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -61,6 +61,24 @@ class Warmable(Protocol):
     """Calls to come, described by the numbers that choose their kernels."""
 
     def work(self, target: Target) -> Work: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Calls that come in budgets of their own, whatever those of the warmup are.
+
+    Args:
+        calls: The calls.
+        budgets: Counts of SMs, `Budget`s or partitions.
+    """
+
+    calls: Warmable
+    budgets: Sequence[Any]
+
+    def work(self, target: Target) -> Work:
+        """What the calls need on a device."""
+        budgets = as_budgets(self.budgets, target.num_sms)
+        return self.calls.work(replace(target, budgets=budgets))
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, aligned: bool, device: torch.device) -> Tensor:

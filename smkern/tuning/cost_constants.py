@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +87,8 @@ class CostConstants:
     blend: float = 2.46
     """Exponent that blends the ceilings' times; if large, only the longest counts."""
     variants: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    costs: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What follows from them for each variant, once asked for (`cost_variant.costs_of`)."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostConstants:
@@ -114,15 +115,10 @@ class CostConstants:
             return True
         return variant_key(config) in self.variants
 
-    def factor(self, config: GemmConfig, cut: float) -> float:
-        """Measured over modelled time of the variant if a share `cut` of its tiles is split."""
-        found = self.variants.get(variant_key(config)) if self.variants else None
-        return exp(found[0] + cut * (found[1] - found[0])) if found else 1.0
-
 
 FITTED: tuple[Kernel, ...] = ("ws", "tma")
 """Kernels whose variants are measured one by one."""
-NAMES = tuple(item.name for item in fields(CostConstants) if item.name != "variants")
+NAMES = tuple(item.name for item in fields(CostConstants) if item.init and item.name != "variants")
 """Names of the numeric constants."""
 DEFAULTS = CostConstants()
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from smkern.tuning.config import STREAM_K, Budget, Confinement, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants
+from smkern.tuning.cost_variant import costs_of
 
 
 class DeviceFacts(Protocol):
@@ -72,25 +73,6 @@ class Ceilings:
         return 1e6 * min(self._constants.l2_tbps_per_sm * num_sms, self._constants.l2_tbps)
 
 
-def _mma_us(config: GemmConfig, fp32: bool, peak: float) -> float:
-    """Matrix unit time of one CTA for 16 elements of K.
-
-    A 64 x n x 16 product takes n / 2 cycles, or as long as reading its operands from shared memory
-    at 128 B per cycle, 16 + n / 4, which is longer below 64 columns. A width that is not a power of
-    two takes two products, but not in cutlass.
-    """
-    rows, columns = config.block_m, config.block_n
-    if config.swap:
-        rows, columns = columns, rows
-    first = 1 << (columns.bit_length() - 1)
-    if config.kernel == "cutlass":
-        first = columns
-    parts = (first, columns - first) if columns > first else (first,)
-    flops = 2.0 * rows * sum(max(part, 32 + part / 2) for part in parts) * 16
-    # fp32 runs on the vector units
-    return flops / (peak / 16 if fp32 else peak)
-
-
 class _Parts(NamedTuple):
     """Times of a launch by resource, us, and the share of split tiles."""
 
@@ -108,26 +90,9 @@ class Estimate:
     """
 
     __slots__ = (
-        "_again",
-        "_alone_us",
-        "_ceilings",
-        "_config",
-        "_constants",
-        "_copied_us",
-        "_l2_bytes",
-        "_latency_us",
-        "_mma_us",
-        "_padded_flops",
-        "_problem",
-        "_sharers",
-        "_size",
-        "_tile_us",
-        "_tile_values",
-        "_weights",
-        "ctas",
-        "steps",
-        "tiles",
-    )
+        "_again", "_ceilings", "_config", "_constants", "_costs", "_l2_bytes", "_latency_us",
+        "_padded_flops", "_problem", "_sharers", "_weights", "ctas", "steps", "tiles",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -137,84 +102,58 @@ class Estimate:
         constants: CostConstants,
         group_m: int,
     ) -> None:
-        block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-        self._size = size = 4 if problem.dtype == "fp32" else 2
-        rows = -(-problem.m // block_m)
-        self.tiles = tiles = rows * -(-problem.n // block_n)
+        block_k = config.block_k
+        rows = -(-problem.m // config.block_m)
+        self.tiles = tiles = rows * -(-problem.n // config.block_n)
         self.steps = steps = -(-problem.k // block_k) or 1
         budget = ceilings.budget
         self.ctas = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
         self._problem, self._config = problem, config
         self._ceilings, self._constants = ceilings, constants
-        self._tile_values = values = block_m * block_n
-        self._tile_us = constants.tile_us + values * size / (constants.store_tbps_per_sm * 1e6)
-        if not self._prefetches:
-            self._tile_us += constants.drain_us
-        if config.kernel == "cutlass":
-            self._tile_us = constants.tile_us  # one group stores while the other multiplies
-        stage = (block_m + block_n) * block_k * size
-        self._l2_bytes = float(tiles * steps * stage)
-        self._padded_flops = 2.0 * tiles * values * steps * block_k
+        self._costs = costs = costs_of(config, problem.dtype == "fp32", ceilings.peak, constants)
+        self._l2_bytes = float(tiles * steps * costs.stage_bytes)
+        self._padded_flops = 2.0 * tiles * costs.tile_values * steps * block_k
         # w is read again for every raster group unless L2 keeps it; swapped, groups are of w
-        self._weights = weights = size * problem.n * problem.k
+        self._weights = weights = costs.size * problem.n * problem.k
         lost = 0.0 if config.swap else max(0.0, weights - constants.l2_kept * ceilings.l2_bytes)
         self._again = problem.bytes_moved + lost * (-(-rows // group_m) - 1)
         # row tiles that share a column's weights: those of a raster group, or swapped, all
         self._sharers = rows if config.swap else min(rows, group_m)
-        self._mma_us, self._alone_us = self._step_us(problem.dtype == "fp32")
-        self._copied_us = stage / (constants.l2_tbps_per_sm * 1e6)
-        self._latency_us = self._latency()
-
-    def _step_us(self, fp32: bool) -> tuple[float, float]:
-        """Time of one block_k step on the matrix unit, and in a CTA without waiting for bytes."""
-        config, constants = self._config, self._constants
-        sixteenths = config.block_k / 16
-        each = _mma_us(config, fp32, self._ceilings.peak)
-        own = sixteenths * max(each / constants.mma_efficiency, constants.issue_us)
-        own += constants.step_us + config.eager * constants.eager_step_us
-        if not self._prefetches:
-            tma = config.kernel == "tma"
-            own += constants.tma_step_us if tma else constants.pointer_step_us
-        return sixteenths * each, own
-
-    def _latency(self) -> float:
-        """Latency of a stage, from the share of reads that L2 serves."""
-        constants = self._constants
+        # of a stage, from the share of reads that L2 serves
         from_memory = min(1.0, self._again / self._l2_bytes)
-        return constants.l2_latency_us + from_memory * constants.dram_latency_us
+        self._latency_us = constants.l2_latency_us + from_memory * constants.dram_latency_us
 
     def _chain_step_us(self, ctas: int) -> float:
         """A CTA's block_k step: the longest of compute, wait for the stage, wait for the SM."""
-        config, constants = self._config, self._constants
+        config, constants, costs = self._config, self._constants, self._costs
         ahead = config.num_stages - 1
-        if self._prefetches and not config.eager:
+        if costs.prefetches and not config.eager:
             ahead = max(1, ahead - 1)  # a stage is released only when the next product runs
         resident: float = 1
         if self._ceilings.budget.confined == "mask":
             resident = min(config.ctas_per_sm, -(-ctas // self._ceilings.budget.num_sms))
             resident += constants.misplaced * (resident < config.ctas_per_sm)
         return max(
-            self._alone_us,
+            costs.alone_us,
             self._latency_us / ahead,
-            resident * self._mma_us / constants.crowd_efficiency,
-            resident * self._copied_us,
+            resident * costs.mma_us / constants.crowd_efficiency,
+            resident * costs.copied_us,
         )
 
     def at_least_us(self) -> float:
         """Lower bound over all splits and grids: perfect balance, no partial tiles."""
-        ceilings, sms = self._ceilings, self._ceilings.budget.num_sms
+        ceilings, costs, sms = self._ceilings, self._costs, self._ceilings.budget.num_sms
         loops = self.tiles * self.steps
         ctas = min(self.ctas, loops)
         total = self._total_us(
             max(
-                loops * max(self._alone_us, self._copied_us) / ctas,
+                loops * max(costs.alone_us, costs.copied_us) / ctas,
                 self._padded_flops / ceilings.power(sms),
             ),
             self._again / ceilings.dram(sms),
             self._l2_bytes / ceilings.l2(sms),
         )
-        constants = self._constants
-        return total * min(constants.factor(self._config, share) for share in (0.0, 1.0))
+        return total * costs.least_factor
 
     def grids(self, split: int) -> tuple[int, ...]:
         """Caps of the grid worth trying; 0 is no cap.
@@ -230,21 +169,16 @@ class Estimate:
             return (0,)
         if tiles < ctas:
             loop = self.steps * self._chain_step_us(ctas)
-            best = int(tiles * max(1.0, sqrt(loop / self._gather_us(1))))
+            best = int(tiles * max(1.0, sqrt(loop / self._costs.gather_us)))
         else:
             best = 4 * tiles // (4 * (tiles // ctas) + 1)
         found = (best, equal_pieces(tiles, ctas, self.steps))
         return (0, *(cap for cap in dict.fromkeys(found) if 0 < cap < ctas))
 
     @property
-    def _prefetches(self) -> bool:
-        """Whether a warp of its own copies, across tiles."""
-        return self._config.kernel in ("ws", "cutlass")
-
-    @property
     def may_overlap(self) -> bool:
         """Whether a launch can begin before the previous kernel has ended."""
-        return self._prefetches and self._ceilings.budget.confined == "mask"
+        return self._costs.prefetches and self._ceilings.budget.confined == "mask"
 
     def launch_us(self, split: int = 1, max_ctas: int = 0, overlap: bool = True) -> float:
         """Predicted time, us, of one launch with cold caches."""
@@ -263,10 +197,10 @@ class Estimate:
         l2_us = parts.l2_us / (constants.overlap_l2 if overlaps else 1.0)
         total = self._total_us(parts.busy_us, parts.dram_us, l2_us)
         apart_us = 0.0 if overlaps else constants.apart_us
-        return constants.factor(self._config, parts.cut) * (total + apart_us)
+        return self._costs.factor(parts.cut) * (total + apart_us)
 
     def _parts(self, split: int, max_ctas: int) -> _Parts:
-        constants, ceilings = self._constants, self._ceilings
+        constants, ceilings, costs = self._constants, self._ceilings, self._costs
         tiles, steps = self.tiles, self.steps
         ctas = min(self.ctas, max_ctas) if max_ctas else self.ctas
         memory, l2_bytes = self._again, self._l2_bytes
@@ -279,15 +213,15 @@ class Estimate:
         ctas = min(ctas, streamed * steps + tiles - streamed if streamed else tiles)
         sms = min(ctas, ceilings.budget.num_sms)
         step = self._chain_step_us(ctas)
-        chain = -(-(tiles - streamed) // ctas) * (steps * step + self._tile_us)
+        chain = -(-(tiles - streamed) // ctas) * (steps * step + costs.tile_us)
         if streamed:
             quantum = -(-streamed * steps // ctas)
             in_step = steps % quantum == 0
             pieces = 2.0 if steps <= quantum else steps / quantum + (not in_step)
             segments = 1 if in_step else 1 + -(-(quantum - 1) // steps)
-            chain += quantum * step + segments * (self._tile_us + constants.piece_us)
-            chain += self._leave_us() + self._gather_us(pieces)
-            l2_bytes += 8.0 * self._tile_values * streamed * pieces
+            chain += quantum * step + segments * (costs.tile_us + constants.piece_us)
+            chain += costs.leave_us + pieces * costs.gather_us
+            l2_bytes += 8.0 * costs.tile_values * streamed * pieces
             if not in_step:
                 memory += self._out_of_step(streamed, ctas)
         return _Parts(
@@ -296,16 +230,6 @@ class Estimate:
             l2_bytes / ceilings.l2(sms),
             streamed / tiles,
         )
-
-    def _leave_us(self) -> float:
-        """Time to write a partial tile."""
-        return 4 * self._tile_values / (self._constants.partial_write_tbps * 1e6)
-
-    def _gather_us(self, pieces: float) -> float:
-        """Time to read a tile's partials."""
-        constants = self._constants
-        each = 4 * self._tile_values / (constants.partial_read_tbps * 1e6)
-        return pieces * (constants.partial_latency_us + each)
 
     def _out_of_step(self, streamed: int, ctas: int) -> float:
         """Bytes read again from memory because CTAs on the same operands are at different K.
@@ -317,7 +241,7 @@ class Estimate:
         """
         constants, problem = self._constants, self._problem
         weights = self._weights * min(1.0, streamed / self.tiles)
-        rows = float(self._size * problem.m * problem.k)
+        rows = float(self._costs.size * problem.m * problem.k)
         lost = 1 - constants.stream_kept * self._ceilings.l2_bytes / max(weights + rows, 1.0)
         if lost <= 0:
             return 0.0

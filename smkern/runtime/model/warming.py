@@ -15,6 +15,7 @@ from smkern.models.config import ModelConfig
 from smkern.models.layered import LayeredModel
 from smkern.models.step import Caches, Step, batch_bucket
 from smkern.models.warming import ModelCalls
+from smkern.ops.warming import Within
 from smkern.ops.warmup import WarmupReport, warmup
 from smkern.runtime.device import Device, Work
 from smkern.runtime.model import sizes
@@ -41,7 +42,8 @@ def warm_kernels(
     cache_dtype: torch.dtype | None = None,
     tp: int = 1,
 ) -> WarmupReport:
-    """Compile and load all that forwards of any size launch, on every side of every split.
+    """Compile and load all that forwards of any size launch wherever they may run: those with
+    prompts on the whole device and on prefill's side of each split, decode steps on its other side.
 
     Args:
         config: The model, whole.
@@ -52,13 +54,21 @@ def warm_kernels(
         cache_dtype: Dtype of the pool. None: the model's.
         tp: GPUs that share the model.
     """
-    calls = ModelCalls(
-        config, page_size, max_tokens=max_tokens + max_running,
-        max_batch=max_prefill + max_running, max_q_len=max_tokens,
-        batch_invariant=batch_invariant, cache_dtype=cache_dtype, tp=tp,
+    calls_of = partial(
+        ModelCalls, config, page_size, batch_invariant=batch_invariant, cache_dtype=cache_dtype,
+        tp=tp,
     )  # fmt: skip
-    sides = [side for split in ladder or () for side in (split.decode, split.prefill)]
-    return warmup(calls=[calls], budgets=[device_info().num_sms, *sides], progress=False)
+    forwards = calls_of(
+        max_tokens=max_tokens + max_running, max_batch=max_prefill + max_running,
+        max_q_len=max_tokens,
+    )  # fmt: skip
+    steps = calls_of(max_tokens=max_running, max_batch=max_running, max_q_len=1)
+    splits = list(ladder or ())
+    return warmup(
+        calls=[forwards, Within(steps, [split.decode for split in splits])],
+        budgets=[device_info().num_sms, *(split.prefill for split in splits)],
+        progress=False,
+    )
 
 
 def warm_sizes(max_tokens: int) -> list[int]:

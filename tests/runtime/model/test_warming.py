@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from types import SimpleNamespace
 
+from smkern.device import Budget
+from smkern.models import preset
 from smkern.models.step import batch_bucket
+from smkern.ops.warming import Target, Within
 from smkern.runtime.host_device import HostDevice
+from smkern.runtime.model import warming
 from smkern.runtime.model.warming import last_rows, warm_prompts
 
 MAX_PREFILL, MAX_RUNNING = 5, 40
@@ -58,3 +63,31 @@ def test_no_number_of_last_rows_is_new_where_it_is_served():
 def test_rows_of_nobody_are_no_more_than_the_buffers_hold():
     assert last_rows(1) == [1]
     assert last_rows(45) == [1, 2, 4, 8, 16, 32, 45]
+
+
+def test_kernels_are_warmed_where_what_launches_them_may_run(monkeypatch):
+    """Prompts never run on decode's side of a split, nor steps of decode graphs on prefill's."""
+    asked = {}
+    monkeypatch.setattr(warming, "device_info", lambda: SimpleNamespace(num_sms=132))
+    monkeypatch.setattr(warming, "warmup", lambda **given: asked.update(given))
+    splits = [SimpleNamespace(decode=f"decode {n}", prefill=f"prefill {n}") for n in (16, 32)]
+    config = preset("qwen3-8b")
+    warming.warm_kernels(
+        config, splits, page_size=16, max_running=40, max_prefill=5, max_tokens=100
+    )
+    forwards, steps = asked["calls"]
+    assert asked["budgets"] == [132, "prefill 16", "prefill 32"]
+    assert (forwards.max_tokens, forwards.max_batch, forwards.max_q_len) == (140, 45, 100)
+    assert steps.budgets == ["decode 16", "decode 32"]
+    assert (steps.calls.max_tokens, steps.calls.max_batch, steps.calls.max_q_len) == (40, 40, 1)
+
+
+def test_calls_in_budgets_of_their_own():
+    class Calls:
+        def work(self, target):
+            return target
+
+    target = Target(0, 132, [Budget(132, "mask", True)], [True])
+    partition = SimpleNamespace(num_sms=32, confined="mask", clusters=False)
+    assert Within(Calls(), [partition]).work(target).budgets == [Budget(32, "mask", False)]
+    assert Within(Calls(), []).work(target).budgets == []
