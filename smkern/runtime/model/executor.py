@@ -306,8 +306,7 @@ class ModelExecutor(Executor):
             EmptyForwards(self._model, self._state, self._caches, slot, self.max_prefill)
             for slot in self._slots
         ]
-        max_batch = self.max_prefill + self.max_running
-        warm_prompts(self.device, self.max_tokens, max_batch, forwards)
+        warm_prompts(self.device, self.max_tokens, self.max_running, forwards)
 
     def idle(self) -> None:
         """Nothing runs or waits: capture the graphs that were missed."""

@@ -134,23 +134,24 @@ class EmptyForwards:
 
 
 def warm_prompts(
-    device: Device, max_tokens: int, max_batch: int, forwards: Sequence[EmptyForwards]
+    device: Device, max_tokens: int, max_running: int, forwards: Sequence[EmptyForwards]
 ) -> None:
     """Run parts of forwards of every size wherever prompts run; waits for each.
 
     Args:
         max_tokens: New tokens of the largest forward.
-        max_batch: Requests of the largest forward of slot 0, those that decode included.
+        max_running: Requests that may decode in a forward of slot 0.
         forwards: One of each prefill slot.
     """
     whole = Place.whole(device.num_sms)
     lanes: list[tuple[Lane, Place]] = [("prefill", whole), ("decode", whole)]
     lanes += [("prefill", Place.of("prefill", rung, device.num_sms)) for rung in device.rungs]
     for (lane, place), forward in product(lanes, forwards):
-        mixed = lane == "decode" and forward is forwards[0]
-        batches = last_rows(max_batch if mixed else forward.max_prefill)
+        most = min(forward.max_prefill, max_tokens)
+        if lane == "decode" and forward is forwards[0]:
+            most += max_running
         parts = [partial(forward.layer, tokens) for tokens in warm_sizes(max_tokens)]
-        parts += [partial(forward.head, batch) for batch in batches]
+        parts += [partial(forward.head, batch) for batch in last_rows(most)]
         for part in parts:
 
             def run(_: Place, part: Callable[[], None] = part) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from types import SimpleNamespace
 
+import pytest
+import torch
+
 from smkern.device import Budget
-from smkern.models import preset
+from smkern.models import Decoder, Weights, preset
 from smkern.models.step import batch_bucket
 from smkern.ops.warming import Target, Within
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model import warming
+from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.warming import last_rows, warm_prompts
+from tests.models.generation import tiny
+from tests.runtime.alone import pool_of
 
 MAX_PREFILL, MAX_RUNNING = 5, 40
 
@@ -46,7 +52,7 @@ class WhereDevice(HostDevice):
 def test_no_number_of_last_rows_is_new_where_it_is_served():
     device = WhereDevice()
     forwards = [Recorder(device, slot) for slot in (0, 1)]
-    warm_prompts(device, 100, MAX_PREFILL + MAX_RUNNING, forwards)
+    warm_prompts(device, 100, MAX_RUNNING, forwards)
     sides = [("prefill", device.num_sms - rung) for rung in device.rungs]
     whole = device.num_sms
     assert {where for where, _, _ in device.ran} == {*sides, ("prefill", whole), ("decode", whole)}
@@ -91,3 +97,16 @@ def test_calls_in_budgets_of_their_own():
     partition = SimpleNamespace(num_sms=32, confined="mask", clusters=False)
     assert Within(Calls(), [partition]).work(target).budgets == [Budget(32, "mask", False)]
     assert Within(Calls(), []).work(target).budgets == []
+
+
+@pytest.mark.parametrize(("max_tokens", "max_prefill"), [(64, 4), (2, 4), (1, 1)])
+def test_an_executor_warms_up_and_keeps_nothing_of_it(max_tokens, max_prefill):
+    config = tiny()
+    pool = pool_of(config, 8, reuse=False)
+    decoder = Decoder(config, Weights.random(config, 3))
+    sizes = {"max_running": 3, "max_prefill": max_prefill, "max_tokens": max_tokens}
+    executor = ModelExecutor(decoder, pool, **sizes)
+    before = pool.storage.clone()
+    executor.warm()
+    assert torch.equal(pool.storage, before)
+    assert bool(executor._state.finished.all())
