@@ -223,4 +223,4 @@ def _open(options: dict[str, Any]) -> Any:
             "billions of parameters loading alone takes minutes",
             err=True,
         )
-    return open_runtime(EngineOptions(**options))
+    return open_runtime(EngineOptions(**options), partial(click.echo, err=True))

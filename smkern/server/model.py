@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,12 +89,23 @@ class EngineOptions:
 
 
 @contextmanager
-def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
+def open_runtime(
+    options: EngineOptions, say: Callable[[str], object] = lambda line: None
+) -> Iterator[tuple[Multiplexer, Ready]]:
     """A runtime that is ready to serve; closed at the end, whatever runs.
+
+    Args:
+        options: What it serves, and how.
+        say: Told what is done of that, which takes a minute or two on a GPU.
 
     Raises:
         SmkernError: no such model, device, policy or table, or too little memory.
     """
+    began = time.monotonic()
+
+    def done(what: str) -> None:
+        say(f"{what}, {time.monotonic() - began:.0f} s")
+
     config, folder = find_model(options.model)
     device = torch_device(options.device)
     on_gpu = device.type == "cuda"
@@ -101,6 +113,7 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
     policy = _policy(sizes, options, smkern.device_info().name if on_gpu else None)
     weights = find_weights(config, folder, device, options.quantization, options.seed, WHOLE)
     config = weights.config
+    done("weights are there")
     context = config.max_position if options.max_context is None else options.max_context
     decoder = Decoder(
         config, weights, max_position=min(context, config.max_position),
@@ -111,17 +124,20 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
     splits = on_gpu and options.rungs and parsed(options.policy)[0].splits != "never"
     with smkern.ladder(options.rungs) if splits else nullcontext() as ladder:
         if on_gpu and options.warm:
-            warm_kernels(
+            warmed = warm_kernels(
                 config, ladder, page_size=options.page_size, max_running=options.max_running,
                 max_prefill=options.max_prefill, max_tokens=options.max_tokens,
                 batch_invariant=options.batch_invariant, cache_dtype=options.kv_dtype,
             )  # fmt: skip
+            done(f"{warmed.compiled} kernels compiled, {warmed.variants} loaded")
         mux = smkern.serve(
             decoder, pool, ladder=ladder, policy=policy, max_running=options.max_running,
             device=None if on_gpu else HostDevice(rungs=options.rungs), seed=options.seed,
             max_prefill=options.max_prefill, max_tokens=options.max_tokens,
             max_context=options.max_context,
         )  # fmt: skip
+        if on_gpu:
+            done(f"{mux.memory_report().graphs} graphs captured")
         mux.metrics_text()  # what it imports, 10 ms, is there when the first scrape comes
         try:
             ready = Ready(decoder.max_position, pool.num_pages * pool.page_size, config.vocab_size)

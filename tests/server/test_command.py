@@ -73,7 +73,7 @@ def stream(client: OpenAI, count: int) -> Any:
 @pytest.mark.parametrize(("device", "said"), [(None, True), ("cpu", False)])
 def test_without_a_gpu_it_says_where_the_model_runs(device, said, monkeypatch, capsys) -> None:
     monkeypatch.setattr("smkern.device.has_gpu", lambda: False)
-    monkeypatch.setattr("smkern.server.model.open_runtime", lambda options: options)
+    monkeypatch.setattr("smkern.server.model.open_runtime", lambda options, say: options)
     smkern.server.command._open({"model": "qwen3-8b", "device": device})
     assert ("no GPU: qwen3-8b runs in plain torch" in capsys.readouterr().err) == said
 

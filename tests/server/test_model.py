@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ def test_weights_and_pool_in_fp8(quantization: Any, cache: str, dtype: torch.dty
         config, policy="chunked:64", device="cpu", quantization=quantization,
         kv_cache_dtype=cache, **SIZES,
     )  # fmt: skip
-    with open_runtime(options) as (mux, ready):
+    said: list[str] = []
+    with open_runtime(options, said.append) as (mux, ready):
         executor: Any = mux._executor
         assert executor.pool.sizes.dtype is dtype
         decoder: Decoder = executor._model
@@ -39,6 +41,8 @@ def test_weights_and_pool_in_fp8(quantization: Any, cache: str, dtype: torch.dty
             pass
         assert len(handle.tokens) == 5
         assert ready.kv_tokens == 64 * 16
+    (line,) = said  # on a CPU nothing is compiled and captured
+    assert re.fullmatch(r"weights are there, \d+ s", line)
 
 
 def test_gemms_are_priced_only_for_a_policy_that_asks(monkeypatch: pytest.MonkeyPatch):
