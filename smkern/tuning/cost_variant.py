@@ -78,8 +78,12 @@ class VariantCosts:
 
 
 def costs_of(config: GemmConfig, fp32: bool, peak: float, constants: CostConstants) -> VariantCosts:
-    """The costs of a variant by these constants, which keep them."""
-    key = config, fp32, peak
+    """The costs of a variant by these constants, which keep them: as many as there are variants."""
+    c = config  # but for what a launch decides
+    key = (
+        c.kernel, c.block_m, c.block_n, c.block_k, c.num_warps, c.ctas_per_sm, c.swap, c.eager,
+        fp32, peak,
+    )  # fmt: skip
     found = constants.costs.get(key)
     if found is None:
         found = constants.costs[key] = VariantCosts(config, fp32, peak, constants)
