@@ -26,18 +26,8 @@ class VariantCosts:
     """
 
     __slots__ = (
-        "_logs",
-        "alone_us",
-        "copied_us",
-        "gather_us",
-        "least_factor",
-        "leave_us",
-        "mma_us",
-        "prefetches",
-        "size",
-        "stage_bytes",
-        "tile_us",
-        "tile_values",
+        "_logs", "alone_us", "copied_us", "gather_us", "least_factor", "leave_us", "mma_us",
+        "prefetches", "size", "stage_bytes", "tile_us", "tile_values",
     )  # fmt: skip
 
     def __init__(
@@ -65,8 +55,7 @@ class VariantCosts:
         self.leave_us = 4 * values / (constants.partial_write_tbps * 1e6)
         read_us = 4 * values / (constants.partial_read_tbps * 1e6)
         self.gather_us = constants.partial_latency_us + read_us
-        found = constants.variants.get(variant_key(config)) if constants.variants else None
-        self._logs = found
+        self._logs = constants.variants.get(variant_key(config))
         self.least_factor = min(self.factor(cut) for cut in (0.0, 1.0))
 
     def factor(self, cut: float) -> float:
@@ -78,8 +67,11 @@ class VariantCosts:
 
 
 def costs_of(config: GemmConfig, fp32: bool, peak: float, constants: CostConstants) -> VariantCosts:
-    """The costs of a variant by these constants, which keep them: as many as there are variants."""
-    c = config  # but for what a launch decides
+    """The costs of a variant by these constants, which keep them: as many as there are variants.
+
+    What a launch decides (`split`, `group_m` and so on) changes none of them.
+    """
+    c = config
     key = (
         c.kernel, c.block_m, c.block_n, c.block_k, c.num_warps, c.ctas_per_sm, c.swap, c.eager,
         fp32, peak,
