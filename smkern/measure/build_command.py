@@ -22,7 +22,7 @@ from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
 from smkern.measure.options import IntList, ShapeList, parse_epilogue
 from smkern.models.config import ModelConfig
 from smkern.models.presets import preset
-from smkern.models.step import batch_bucket
+from smkern.models.step import batch_buckets
 from smkern.ops.gemm.dispatch import of_step, offline_dispatcher
 from smkern.profile import Profile, load_profile
 from smkern.tuning.config import GemmProblem
@@ -32,10 +32,7 @@ from smkern.tuning.select import GEMM_FAMILY, rank
 
 MAX_BATCH = 256
 """Requests of a forward, of which each has a row of logits."""
-ROWS = sorted(
-    {batch_bucket(batch, MAX_BATCH) for batch in range(1, MAX_BATCH + 1)}
-    | {padded_rows(rows) for rows in range(1, 8193)}
-)
+ROWS = sorted({*batch_buckets(MAX_BATCH)} | {padded_rows(rows) for rows in range(1, 8193)})
 """Rows of decode steps' graphs and of forwards with prompts."""
 
 

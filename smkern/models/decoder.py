@@ -176,7 +176,7 @@ class Decoder:
     def _last_rows(self, step: Step) -> StepBuffers:
         """Each request's last row through the last layer behind attention, and rows of padding."""
         whole, ends = step.buffers, step.ends()
-        step.last_rows()
+        step.last_rows()  # into the first of `ends.last_rows`; what is behind them may be any row
         pairs = [(whole.hidden, ends.hidden), (whole.attended_rows, ends.attended_rows)]
         scale, out_scale = attended_scale(whole), attended_scale(ends)
         if scale is not None and out_scale is not None:

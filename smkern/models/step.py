@@ -224,3 +224,8 @@ def batch_bucket(batch: int, max_batch: int) -> int:
     """
     rounded = 1 << (batch - 1).bit_length() if batch <= 16 else -(-batch // 16) * 16
     return min(rounded, max_batch)
+
+
+def batch_buckets(max_batch: int) -> list[int]:
+    """The rows of all batches of at most so many requests."""
+    return sorted({batch_bucket(batch, max_batch) for batch in range(1, max_batch + 1)})

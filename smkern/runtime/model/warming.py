@@ -13,7 +13,7 @@ import torch
 from smkern.device import device_info
 from smkern.models.config import ModelConfig
 from smkern.models.layered import LayeredModel
-from smkern.models.step import Caches, Step, batch_bucket
+from smkern.models.step import Caches, Step, batch_buckets
 from smkern.models.warming import ModelCalls
 from smkern.ops.warming import Within
 from smkern.ops.warmup import WarmupReport, warmup
@@ -143,15 +143,16 @@ def warm_prompts(
         max_running: Requests that may decode in a forward of slot 0.
         forwards: One of each prefill slot.
     """
-    whole = Place.whole(device.num_sms)
-    lanes: list[tuple[Lane, Place]] = [("prefill", whole), ("decode", whole)]
-    lanes += [("prefill", Place.of("prefill", rung, device.num_sms)) for rung in device.rungs]
-    for (lane, place), forward in product(lanes, forwards):
-        most = min(forward.max_prefill, max_tokens)
-        if lane == "decode" and forward is forwards[0]:
-            most += max_running
+    whole, chunks = Place.whole(device.num_sms), min(forwards[0].max_prefill, max_tokens)
+    sides = [Place.of("prefill", rung, device.num_sms) for rung in device.rungs]
+    runs: list[tuple[Lane, Place, EmptyForwards, int]] = [
+        ("prefill", place, forward, chunks) for place, forward in product([whole, *sides], forwards)
+    ]
+    # chunks beside rows that decode
+    runs.append(("decode", whole, forwards[0], chunks + max_running))
+    for lane, place, forward, most in runs:
         parts = [partial(forward.layer, tokens) for tokens in warm_sizes(max_tokens)]
-        parts += [partial(forward.head, batch) for batch in last_rows(most)]
+        parts += [partial(forward.head, batch) for batch in batch_buckets(most)]
         for part in parts:
 
             def run(_: Place, part: Callable[[], None] = part) -> None:
@@ -159,8 +160,3 @@ def warm_prompts(
 
             device.launch(lane, place, Work("warm", run))
             device.synchronize()
-
-
-def last_rows(most: int) -> list[int]:
-    """Requests of forwards, of which each number of rows that is computed occurs."""
-    return sorted({batch_bucket(batch, most) for batch in range(1, most + 1)})

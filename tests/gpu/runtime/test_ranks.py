@@ -17,7 +17,7 @@ from smkern.latency.work import padded_rows
 from smkern.measure.compiling import compile_forwards
 from smkern.measure.provenance import collect_meta
 from smkern.models import Shard
-from smkern.models.step import batch_bucket
+from smkern.models.step import batch_buckets
 from tests.gpu.models.support import assert_likely
 from tests.gpu.runtime import ranks_case
 from tests.models.peers import make_peer
@@ -44,7 +44,7 @@ def _compiled() -> None:
     small = Shard(0, 2).config(ranks_case.SMALL)
     decode, prefill = budgets_of(ranks_case.RUNGS, device_info().num_sms)
     most = ranks_case.MAX_RUNNING
-    steps = [(rows, rows) for rows in sorted({batch_bucket(n + 1, most) for n in range(most)})]
+    steps = [(rows, rows) for rows in batch_buckets(most)]
     prompts = [(rows, 4) for rows in sorted({padded_rows(n) for n in range(1, 273)})]
     forwards = [(steps, decode), (prompts, prefill)]
     compile_forwards(config, forwards, batch_invariant=True, ranks=2)

@@ -10,12 +10,12 @@ import torch
 
 from smkern.device import Budget
 from smkern.models import Decoder, Weights, preset
-from smkern.models.step import batch_bucket
+from smkern.models.step import batch_bucket, batch_buckets
 from smkern.ops.warming import Target, Within
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model import warming
 from smkern.runtime.model.executor import ModelExecutor
-from smkern.runtime.model.warming import last_rows, warm_prompts
+from smkern.runtime.model.warming import warm_prompts
 from tests.models.generation import tiny
 from tests.runtime.alone import pool_of
 
@@ -67,8 +67,8 @@ def test_no_number_of_last_rows_is_new_where_it_is_served():
 
 
 def test_rows_of_nobody_are_no_more_than_the_buffers_hold():
-    assert last_rows(1) == [1]
-    assert last_rows(45) == [1, 2, 4, 8, 16, 32, 45]
+    assert batch_buckets(1) == [1]
+    assert batch_buckets(45) == [1, 2, 4, 8, 16, 32, 45]
 
 
 def test_kernels_are_warmed_where_what_launches_them_may_run(monkeypatch):
