@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -73,6 +74,9 @@ class Decoder:
         self.config = config
         self.weights = weights
         self.batch_invariant = batch_invariant
+        # The first norms its input and the last has no next; between them all launch the same.
+        last = config.num_layers - 1
+        self.representative_layers: Sequence[int] = sorted({0, min(1, last), last})
         self.cos_sin = config.rope.table(self.max_position, self.device)
         # On the device, a number each: launches of all layers are of one kind.
         given = weights.kv_scales

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.models.activations import ActivationBuffers
-from smkern.models.layered import LayeredModel, forward
+from smkern.models.layered import LayeredModel, all_layers, warming_layers
 from smkern.models.plan_memory import PlanMemory
 from smkern.models.step import Caches, Step
 from smkern.ops import sample
@@ -21,23 +22,23 @@ from smkern.partition import Partition
 
 STOP_TOKENS = 4
 """Stop tokens of a request, in inputs that `DecodeInputs.make` makes."""
-WARMUP_RUNS = 2
-"""The first run loads kernels; the second finds all workspaces in place, as replays will."""
 
 
 def captured(
     run: Callable[[], None],
     device: torch.device,
     *,
+    warm: Callable[[], None] | None = None,
     partition: Partition | None = None,
     pool: Any = None,
     stream: Any = None,
 ) -> Any:
-    """What `run` launches as a graph, captured behind runs that load its kernels.
+    """What `run` launches as a graph, captured behind a run that loads its kernels.
 
     Args:
         run: Launches on the current stream.
         device: Where.
+        warm: Launches each kernel of `run`, with workspaces as large; None: `run` does.
         partition: Where the graph runs. None: on the whole device.
         pool: Memory pool of torch's graphs to capture in.
         stream: Stream to capture on without a partition. None: a new one.
@@ -47,8 +48,7 @@ def captured(
     elif stream is None:
         stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        for _ in range(WARMUP_RUNS):
-            run()
+        (warm or run)()
     stream.synchronize()
     if partition is not None:
         with partition.capture(pool) as confined:
@@ -281,18 +281,18 @@ class DecodeGraph:
             self._graph.close()
         self._graph = None
 
-    def run_eagerly(self) -> None:
+    def run_eagerly(self, layers: Callable[[LayeredModel, Step], None] = all_layers) -> None:
         """The step as single launches on the current stream."""
         with nullcontext() if self._scratch is None else self._scratch.on():
-            self._run()
+            self._run(layers)
 
-    def _run(self) -> None:
+    def _run(self, layers: Callable[[LayeredModel, Step], None]) -> None:
         step, inputs = self.step, self.inputs
         # A finished row has no keys: it must not write into pages that it gave back.
         torch.where(inputs.finished, self._no_keys, inputs.kv_lens, out=step.kv_lens)
         step.planned(out=step.plan)
-        logits = forward(self.decoder, step)
-        inputs.draw(logits, step.kv_lens, num_sms=step.num_sms)
+        layers(self.decoder, step)
+        inputs.draw(self.decoder.head(step), step.kv_lens, num_sms=step.num_sms)
 
     def launch(self) -> None:
         """Launch one step on the current stream; it still runs on the graph's partition.
@@ -320,8 +320,9 @@ class DecodeGraph:
         torch.cuda.synchronize(device)
         try:
             self._graph = captured(
-                self.run_eagerly, device, partition=partition, pool=pool, stream=stream
-            )
+                self.run_eagerly, device, warm=partial(self.run_eagerly, warming_layers),
+                partition=partition, pool=pool, stream=stream,
+            )  # fmt: skip
         finally:  # also without memory for a graph: other graphs read the same rows
             inputs.finished.copy_(kept[0])
             inputs.token_ids.copy_(kept[1])

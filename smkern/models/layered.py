@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -21,12 +21,15 @@ class LayeredModel(Protocol):
         device: Device of its weights.
         max_position: Tokens of a request, at most.
         batch_invariant: Whether a token's bits follow from its request alone.
+        representative_layers: Layers that between them launch every kernel of a step's layers; all
+            of them, where layers may differ.
     """
 
     config: ModelConfig
     device: torch.device
     max_position: int
     batch_invariant: bool
+    representative_layers: Sequence[int]
 
     def embed(self, step: Step) -> Tensor:
         """The tokens' embeddings into `step.buffers.hidden`."""
@@ -83,3 +86,10 @@ def all_layers(
         model.layer(index, step)
         if behind is not None:
             behind(index)
+
+
+def warming_layers(model: LayeredModel, step: Step) -> None:
+    """Of `all_layers` as much as launches each of its kernels, whatever comes out."""
+    model.embed(step)
+    for index in model.representative_layers:
+        model.layer(index, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -89,6 +90,8 @@ class Layers:
         self.device: torch.device = model.device
         self.max_position = positions
         self.batch_invariant = False
+        # modules may have been swapped, in some layers or all
+        self.representative_layers: Sequence[int] = range(config.num_layers)
         _set_attention(model)
         with torch.no_grad():
             wide = torch.empty(0, dtype=config.dtype, device=self.device)

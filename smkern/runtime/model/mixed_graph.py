@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +13,7 @@ from smkern.kv import Staging
 from smkern.latency.work import padded_rows
 from smkern.models.activations import ActivationBuffers
 from smkern.models.graph import captured
-from smkern.models.layered import LayeredModel, all_layers
+from smkern.models.layered import LayeredModel, all_layers, warming_layers
 from smkern.models.plan_memory import PlanMemory
 from smkern.models.step import Caches, Step
 from smkern.ops.workspace import Scratch
@@ -169,7 +170,10 @@ class MixedGraph:
         if capture:
             inputs.clear()
             torch.cuda.synchronize(model.device)
-            self._graph = captured(self._run, model.device, pool=pool, stream=stream)
+            self._graph = captured(
+                self._run, model.device, warm=partial(self._run, warming_layers), pool=pool,
+                stream=stream,
+            )  # fmt: skip
 
     def launch(self) -> None:
         """Launch the layers on the current stream."""
@@ -183,6 +187,6 @@ class MixedGraph:
         if self._graph is not None:
             self._graph.reset()
 
-    def _run(self) -> None:
+    def _run(self, layers: Callable[[LayeredModel, Step], None] = all_layers) -> None:
         with self._scratch.on():
-            all_layers(self._model, self._step.planned(out=self._step.plan))
+            layers(self._model, self._step.planned(out=self._step.plan))
