@@ -39,7 +39,7 @@ def kernels() -> Iterator[set[str]]:
     names |= {
         event.name
         for event in found.events() or ()
-        if event.device_type is torch.autograd.DeviceType.CUDA
+        if event.device_type == torch.autograd.DeviceType.CUDA
         and not event.name.startswith(("Memcpy", "Memset"))
     }
     assert names
