@@ -6,7 +6,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from smkern import ops

@@ -42,7 +42,7 @@ class MixedInputs:
         max_context: int,
         num_sms: int | None,
     ) -> None:
-        self.max_rows = max_tokens + state.max_running
+        self.max_rows = padded_rows(max_tokens + state.max_running)
         self._max_chunks = state.max_prefill // 2  # the others are of batches by layers
         self._state = state
         self._caches = caches

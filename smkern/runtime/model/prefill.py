@@ -38,8 +38,11 @@ def prompt_activations(
 ) -> list[ActivationBuffers]:
     """Activations of prefill slot 0, which mixed forwards use as well, and of slot 1."""
     return [
-        ActivationBuffers(config, max_tokens + max_running, max_prefill + max_running, device),
-        ActivationBuffers(config, max_tokens, max_prefill, device),
+        ActivationBuffers(config, padded_rows(tokens), batch, device)
+        for tokens, batch in (
+            (max_tokens + max_running, max_prefill + max_running),
+            (max_tokens, max_prefill),
+        )
     ]
 
 
@@ -73,8 +76,10 @@ class PrefillBuffers:
         self.activations = activations
         self.first_row = first_row
         self.num_sms = num_sms
-        self.token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=activations.device)
-        self.cu_q_lens = torch.zeros(max_prefill + 1, dtype=torch.int32, device=activations.device)
+        self.token_ids, self.cu_q_lens = (
+            torch.zeros(size, dtype=torch.int32, device=activations.device)
+            for size in (padded_rows(max_tokens), max_prefill + 1)
+        )
         self.plans = PlanMemory(activations.device)
         self.batch: PromptBatch | None = None
 

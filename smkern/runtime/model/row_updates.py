@@ -149,11 +149,13 @@ class CudaSender:
             state.finished.data_ptr(),
             state.page_table.data_ptr(),
         )
+        here = torch.cuda.current_stream(self._index)
+        self._kernel.launch(here.cuda_stream, *self._addresses, self._stages[0].device_address, 0)
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._read: tuple[int, torch.cuda.Event] | None = None
         """The last send that read a prefill row: its stream and its end."""
         # the arrays were filled on the stream that was current then, not on those of the lanes
-        torch.cuda.current_stream(self._index).synchronize()
+        here.synchronize()
 
     @property
     def nbytes(self) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from smkern.device import device_info
+from smkern.latency.work import padded_rows
 from smkern.models.config import ModelConfig
 from smkern.models.layered import LayeredModel
 from smkern.models.step import Caches, Step, batch_buckets
@@ -74,7 +75,7 @@ def warm_kernels(
 def warm_sizes(max_tokens: int) -> list[int]:
     """New tokens of forwards that are met all the time, powers of two, and the largest."""
     powers = (1 << i for i in range(4, max_tokens.bit_length()))
-    return sorted({*powers, *sizes.mixed_rows(max_tokens), max_tokens})
+    return sorted({*powers, *sizes.mixed_rows(max_tokens), padded_rows(max_tokens)})
 
 
 class EmptyForwards:
@@ -115,8 +116,10 @@ class EmptyForwards:
     def _step(self, tokens: int, batch: int) -> Step:
         prompts, model = self._prompts, self._model
         rows = self._state.inputs(prompts.first_row, batch)
-        shape, device = (batch + 1,), self._state.device
-        cu_q_lens = torch.full(shape, tokens, dtype=torch.int32, device=device)
+        # torch has a kernel for each alignment, and serving begins at any entry
+        first, device = batch.bit_length() % 4, self._state.device
+        cu_q_lens = torch.full((first + batch + 1,), tokens, dtype=torch.int32, device=device)
+        cu_q_lens = cu_q_lens[first:]
         cu_q_lens[0] = 0
         # A page may end behind the positions that the model was made for.
         page_size = self._caches[0][0].shape[1]

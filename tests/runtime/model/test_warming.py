@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from smkern.device import Budget
+from smkern.latency.work import padded_rows
 from smkern.models import Decoder, Weights, preset
 from smkern.models.step import batch_bucket, batch_buckets
 from smkern.ops.warming import Target, Within
@@ -59,7 +60,7 @@ def test_no_number_of_last_rows_is_new_where_it_is_served():
     for (lane, num_sms), slot, part in device.ran:
         ran = device.ran[(lane, num_sms), slot, part]
         if part == "layer":
-            assert ran == {16, 32, 64, 96, 100}
+            assert ran == {16, 32, 64, 96, 128}
             continue
         mixed = lane == "decode" and slot == 0
         most = MAX_PREFILL + mixed * MAX_RUNNING
@@ -97,6 +98,21 @@ def test_calls_in_budgets_of_their_own():
     partition = SimpleNamespace(num_sms=32, confined="mask", clusters=False)
     assert Within(Calls(), [partition]).work(target).budgets == [Budget(32, "mask", False)]
     assert Within(Calls(), []).work(target).budgets == []
+
+
+@pytest.mark.parametrize(("max_tokens", "max_running"), [(100, 40), (1000, 3), (1, 1)])
+def test_the_largest_forwards_have_rows_that_were_warmed(max_tokens: int, max_running: int):
+    config = tiny()
+    decoder = Decoder(config, Weights.random(config, 3))
+    executor = ModelExecutor(
+        decoder, pool_of(config, 8, reuse=False), max_running=max_running, max_prefill=2,
+        max_tokens=max_tokens,
+    )  # fmt: skip
+    for slot, rows in zip(executor._slots, (max_tokens + max_running, max_tokens), strict=True):
+        assert slot.activations.max_tokens == padded_rows(rows)
+        assert slot.token_ids.numel() == padded_rows(max_tokens)
+    step = executor._inputs.padded(padded_rows(max_tokens + max_running), 64)
+    assert step.num_tokens == padded_rows(max_tokens + max_running)
 
 
 @pytest.mark.parametrize(("max_tokens", "max_prefill"), [(64, 4), (2, 4), (1, 1)])
