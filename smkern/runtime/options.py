@@ -48,7 +48,9 @@ def device_of(executor: Any) -> Any:
 
 
 PARTS = {
-    "model": ("config", "max_position", "device", "embed", "layer", "head"),
+    "model": (
+        "config", "device", "max_position", "representative_layers", "embed", "layer", "head",
+    ),  # fmt: skip
     "pool": ("sizes", "device", "layer", "allocate"),
     "device": ("launch", "wait", "now_us", "synchronize", "partition", "rungs"),
 }
