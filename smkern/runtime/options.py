@@ -47,10 +47,9 @@ def device_of(executor: Any) -> Any:
     return executor.device
 
 
+_LAYERED = ("config", "device", "max_position", "representative_layers", "embed", "layer", "head")
 PARTS = {
-    "model": (
-        "config", "device", "max_position", "representative_layers", "embed", "layer", "head",
-    ),  # fmt: skip
+    "model": _LAYERED,
     "pool": ("sizes", "device", "layer", "allocate"),
     "device": ("launch", "wait", "now_us", "synchronize", "partition", "rungs"),
 }

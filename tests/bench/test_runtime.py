@@ -28,7 +28,6 @@ from smkern.bench.runtime.steady_bench import SteadyBench
 from smkern.bench.runtime.stock_steps import StockSteps
 from smkern.bench.tables.runtime import gains_table
 from smkern.models import preset
-from smkern.models.graph import WARMUP_RUNS
 from smkern.rope import Rope
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.place import Place
@@ -238,7 +237,7 @@ def test_a_graph_keeps_what_it_reads(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     step, partition = Step(), Partition()
     captured, alive = Captured(step.run, partition, on_gpu=True), weakref.ref(step)
-    assert step.runs == WARMUP_RUNS + 1
+    assert step.runs == 2, "one loads kernels, one is captured"
     del step
     gc.collect()
     captured.replay()
