@@ -222,19 +222,25 @@ def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:
 def merge_files(parts: Sequence[Path], out: Path) -> Results:
     """Write the results of files of one suite as one; of a cell in two the later file's counts.
 
+    What failed in any of them is told.
+
     Raises:
         ResultsError: a file is no results file, or of another GPU or suite than one before.
     """
     from smkern.bench.runtime.rows import renew
 
-    merged = Results()
+    merged, failed = Results(), dict[str, str]()
     for part in parts:
-        merged.merge(load_results(part))
+        results = load_results(part)
+        failed |= results.summary.get("failed", {})
+        merged.merge(results)
     with reading(Path(" and ".join(map(str, parts)))):
         renew(merged)
         for suite in sorted(_suites(merged.meta) & set(SUMMARIES)):
             rows = import_module(f"smkern.bench.{SUMMARIES[suite]}")
             merged.summary |= rows.summarize(merged.cells)
+    if failed:
+        merged.summary["failed"] = failed
     merged.save(out)
     return merged
 

@@ -180,6 +180,7 @@ def test_merge_command(tmp_path):
     meta = META | {"command": "python -m smkern bench gemm"}
     for name, m in (("a", 64), ("b", 128)):
         part = filled(cell(m=m, vs_cublas=1.2), cell("cublas", m=m), meta=meta)
+        part.summary = {"failed": {f"m={m + 1}": "no memory"}}
         part.save(tmp_path / f"{name}.json")
     out = tmp_path / "out.json"
     parts = [str(tmp_path / f"{name}.json") for name in "ab"]
@@ -188,6 +189,7 @@ def test_merge_command(tmp_path):
     merged = load_results(out)
     assert len(merged.cells) == 4
     assert merged.summary["geomean_vs_cublas"]["smkern"]["value"] == pytest.approx(1.2)
+    assert merged.summary["failed"] == {"m=65": "no memory", "m=129": "no memory"}
 
 
 @pytest.mark.parametrize("suite", SUMMARIES)
