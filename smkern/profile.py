@@ -51,6 +51,9 @@ class Profile:
     provenance: Mapping[str, str] = field(default_factory=dict)
     source: Source = "measured"
     measured_on: str = ""
+    _known: dict[tuple[str, int, Placement, bool], float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not self.measured_on:
@@ -95,6 +98,13 @@ class Profile:
         return min(peak, self._at("flops_tflops", num_sms, placement, beside))
 
     def _at(self, what: str, num_sms: int, placement: Placement, beside: bool) -> float:
+        asked = what, num_sms, placement, beside
+        found = self._known.get(asked)
+        if found is None:
+            found = self._known[asked] = self._read(*asked)
+        return found
+
+    def _read(self, what: str, num_sms: int, placement: Placement, beside: bool) -> float:
         total = self.info.num_sms
         if not 1 <= num_sms <= total:
             raise ProfileError(

@@ -18,7 +18,7 @@ from smkern.ops.operator_source import eager_function
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.ops.workspace import Workspaces, check_workspace, scratch_of_streams
 
-_MAX_APART = 64
+_MAX_APART = 128
 """Calls that a record remembers by their addresses: a model has as many as layers, and the spans of
 most never meet."""
 
@@ -27,7 +27,8 @@ class Record(NamedTuple):
     """A validated combination of numbers with its launch; `launch` is None where nothing runs.
 
     `spans` are the bytes that each of `Operator.tensors` spans. `apart` holds the addresses, in
-    that order, of calls that passed the closer look: spans meet, and no address is shared.
+    that order, of calls that passed the closer look: spans meet, and no address is shared; and how
+    far from each other tensors were that passed it.
     """
 
     launch: Launch | None
@@ -36,7 +37,7 @@ class Record(NamedTuple):
     scratch_bytes: int
     shapes: Shapes
     spans: tuple[int, ...]
-    apart: set[tuple[int, ...]]
+    apart: set[tuple[Any, ...]]
 
 
 class EagerOperator(Generic[P]):
@@ -57,6 +58,7 @@ class EagerOperator(Generic[P]):
         self.op, self.index = op, index
         self.dispatcher, self.streams = dispatcher, streams
         self._workspaces = workspaces
+        self._pairs = [(op.tensors.index(x), op.tensors.index(y)) for x, y, _ in op.pairs]
         self.records: dict[Any, Record] = {}
         self.state = (
             index, streams.current_device, streams.current_stream, streams.budget,
@@ -107,15 +109,31 @@ class EagerOperator(Generic[P]):
         check_kinds(self.op, call)
         check_operator(self.op, call)
 
-    def check_overlap(self, call: Any) -> None:
-        """Raise ArgumentError where something written shares an address with something else."""
-        check_overlap(self.op, call)
+    def look_closer(
+        self, call: Any, spans: tuple[int, ...], apart: set[tuple[Any, ...]], at: tuple[int, ...]
+    ) -> None:
+        """Raise ArgumentError where something written shares an address with something else.
 
-    def remember(self, apart: set[tuple[int, ...]], addresses: tuple[int, ...]) -> None:
-        """Note that a record's calls with these addresses need no closer look again."""
+        Whether tensors do follows from how far apart they are, which is the same in all layers of a
+        model: few calls are looked at, and none at these addresses again.
+
+        Args:
+            call: A call, two of whose spans meet.
+            spans, apart: Of its record.
+            at: Its tensors' addresses.
+        """
+        met = tuple(
+            [
+                (x, y, at[y] - at[x])
+                for x, y in self._pairs
+                if at[y] < at[x] + spans[x] and at[x] < at[y] + spans[y]
+            ]
+        )
+        if met not in apart:
+            check_overlap(self.op, call)
         if len(apart) >= _MAX_APART:
             apart.clear()
-        apart.add(addresses)
+        apart.update((met, at))
 
     def check_workspace(self, call: Any, num_bytes: int) -> int:
         """The address of a caller's workspace, checked."""

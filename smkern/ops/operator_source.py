@@ -228,7 +228,7 @@ def _address(op: Operator[Any], name: str, compared: bool) -> tuple[list[str], l
 
 
 def _overlap(op: Operator[Any]) -> list[str]:
-    """Compare spans; where two meet, `check_overlap` looks closer, once for these addresses."""
+    """Compare spans; where two meet, `look_closer` does so, once for these addresses."""
     if not op.pairs:
         return []
     names = [_var(name) for name in op.tensors]
@@ -244,8 +244,8 @@ def _overlap(op: Operator[Any]) -> list[str]:
             tests.append(f"({test})")
     meet = ["if (", *(f"    {'or ' if at else ''}{test}" for at, test in enumerate(tests)), "):"]
     known = f"({', '.join(f'{name}_ptr' for name in names)},)"
-    look, keep = f"_own.check_overlap({_call(op)})", f"_own.remember(_apart, {known})"
-    lines += [*meet, f"    if {known} not in _apart:", f"        {look}", f"        {keep}"]
+    look = f"_own.look_closer({_call(op)}, _spans, _apart, {known})"
+    lines += [*meet, f"    if {known} not in _apart:", f"        {look}"]
     if op.changed:
         return lines
     given = " or ".join(f"{name} is not None" for name in op.results)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
+from smkern.ops import operator_eager
 from smkern.ops.operator_eager import run_on_cpu
 from smkern.ops.operator_library import register, run, schema_of, through_library
 from smkern.ops.operator_warmup import joined, work_of
@@ -143,6 +144,20 @@ def test_tensors_that_lie_between_each_other_are_told_from_those_that_overlap(de
         with pytest.raises(ArgumentError, match="overlaps"):
             device.eager(Call(whole[:, x : x + 8], whole[:, x + 4 : x + 12]))
     assert len(device.kernels.prepared) == 1
+
+
+def test_tensors_as_far_apart_as_before_are_not_looked_at_again(device, monkeypatch) -> None:
+    """Slices of one buffer a layer, of more layers than a record remembers."""
+    looked: list[Any] = []
+    monkeypatch.setattr(operator_eager, "check_overlap", lambda *given: looked.append(given))
+    layers = [torch.zeros(3, 48) for _ in range(2 * operator_eager._MAX_APART)]
+    for at in (8, 8, 16):
+        for whole in layers:
+            device.eager(Call(whole[:, :8], whole[:, at : at + 8]))
+    records = list(device.eager.records.values())
+    assert len(records) == 1
+    assert len(records[0].apart) <= operator_eager._MAX_APART + 1
+    assert len(looked) == 2, "once for each distance, not for each layer"
 
 
 def test_a_traceback_shows_the_generated_path(device, monkeypatch) -> None:
