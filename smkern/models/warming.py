@@ -76,11 +76,10 @@ class ModelCalls:
         list(self.calls())
 
     def calls(self) -> Iterator[Warmable]:
-        """The calls of each family."""
+        """The calls of each family; attention's kernels compile longest and are begun first."""
         config, dtype = Shard(0, self.tp).config(self.config), self.config.dtype
         heads = (config.num_q_heads, config.num_kv_heads, config.head_dim, self.page_size)
         cache = None if self.cache_dtype is dtype else self.cache_dtype
-        yield from self._products(config)
         yield AttentionCalls(
             *heads, max_q_len=self.max_q_len, dtype=dtype, cache_dtype=cache,
             out_scale=config.attends_in_e4m3,
@@ -99,6 +98,7 @@ class ModelCalls:
                 config.hidden_size, moe.intermediate_size, moe.num_experts, moe.top_k,
                 renormalize=moe.renormalize, dtype=dtype, residual=self.tp == 1,
             )  # fmt: skip
+        yield from self._products(config)
 
     def _products(self, config: ModelConfig) -> Iterator[Warmable]:
         tokens = self.max_tokens

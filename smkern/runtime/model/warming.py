@@ -66,7 +66,7 @@ def warm_kernels(
     steps = calls_of(max_tokens=max_running, max_batch=max_running, max_q_len=1)
     splits = list(ladder or ())
     return warmup(
-        calls=[forwards, Within(steps, [split.decode for split in splits])],
+        calls=[Within(steps, [split.decode for split in splits]), forwards],
         budgets=[device_info().num_sms, *(split.prefill for split in splits)],
         progress=False,
     )

@@ -82,7 +82,7 @@ def test_kernels_are_warmed_where_what_launches_them_may_run(monkeypatch):
     warming.warm_kernels(
         config, splits, page_size=16, max_running=40, max_prefill=5, max_tokens=100
     )
-    forwards, steps = asked["calls"]
+    steps, forwards = asked["calls"]
     assert asked["budgets"] == [132, "prefill 16", "prefill 32"]
     assert (forwards.max_tokens, forwards.max_batch, forwards.max_q_len) == (140, 45, 100)
     assert steps.budgets == ["decode 16", "decode 32"]
