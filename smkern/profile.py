@@ -54,6 +54,7 @@ class Profile:
     _known: dict[tuple[str, int, Placement, bool], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    """Values of the curves that were asked for."""
 
     def __post_init__(self) -> None:
         if not self.measured_on:

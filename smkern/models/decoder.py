@@ -41,6 +41,7 @@ class Decoder:
     Attributes:
         config: The model; with `tp` this rank's heads and widths, and the whole vocabulary.
         weights, tp, device, batch_invariant: As given.
+        representative_layers: As of `smkern.models.layered.LayeredModel`.
         cos_sin: [max_position, rotary_dim] fp32.
 
     Raises:
