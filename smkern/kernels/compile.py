@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,29 +69,85 @@ def check_shared(kernel: str, needed: int, capability: int) -> None:
         )
 
 
+Task = Callable[[], object]
+"""Compiles something into a disk cache; other processes run it, so it can be pickled."""
+
+
+class Compilations:
+    """Compilations side by side in processes, begun as they are given.
+
+    Importing what compiles takes a process some seconds, and choosing what to compile takes others:
+    what is given early is compiled meanwhile.
+
+    Args:
+        workers: Processes, at most; 1: `wait` compiles here.
+
+    Example:
+        >>> from functools import partial
+        >>> with Compilations(workers=1) as compilations:
+        ...     compilations.begin([partial(print, "one")])
+        ...     compilations.wait()
+        one
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._tasks: dict[Task, Future[None] | None] = {}
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Compilations:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._tasks)
+
+    def begin(self, tasks: Iterable[Task]) -> None:
+        """Compile these too, each once; there is no process for a single task.
+
+        Raises:
+            BrokenProcessPool: a process has ended early.
+        """
+        for task in tasks:
+            self._tasks.setdefault(task)
+        if self._workers <= 1 or len(self._tasks) <= 1:
+            return
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._workers, mp_context=context)
+        for task, future in self._tasks.items():
+            if future is None:
+                self._tasks[task] = self._pool.submit(_run_only, task)
+
+    def wait(self, done: Callable[[int, int], None] | None = None) -> None:
+        """Until all are compiled; `done(finished, total)` is called after each one.
+
+        Raises:
+            BrokenProcessPool: a process has ended early.
+        """
+        begun = [future for future in self._tasks.values() if future is not None]
+        ended: Iterable[Task] = (future.result for future in as_completed(begun))
+        for count, end in enumerate(ended if begun else self._tasks, 1):
+            end()
+            if done:
+                done(count, len(self._tasks))
+
+
 def compile_all(
-    tasks: Sequence[Callable[[], object]],
-    *,
-    workers: int,
-    done: Callable[[int, int], None] | None = None,
+    tasks: Sequence[Task], *, workers: int, done: Callable[[int, int], None] | None = None
 ) -> None:
     """Run compilations into the disk caches with `workers` processes; results are dropped.
 
     `done(finished, total)` is called after each one.
     """
-    if workers <= 1 or len(tasks) <= 1:
-        for i, task in enumerate(tasks):
-            task()
-            if done:
-                done(i + 1, len(tasks))
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
-        for i, future in enumerate(as_completed(pool.submit(_run_only, t) for t in tasks)):
-            future.result()
-            if done:
-                done(i + 1, len(tasks))
+    with Compilations(workers) as compilations:
+        compilations.begin(tasks)
+        compilations.wait(done)
 
 
-def _run_only(task: Callable[[], object]) -> None:
+def _run_only(task: Task) -> None:
     task()

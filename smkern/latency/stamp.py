@@ -28,7 +28,7 @@ _PYTHON_WORDS = re.compile(rb'"""(?:.|\n)*?"""|^\s*#.*$|  #.*$', re.MULTILINE)
 _WORDS = {".py": _PYTHON_WORDS, ".cu": _C_WORDS, ".cuh": _C_WORDS, ".h": _C_WORDS}
 """Docstrings and comments of a kernel's files: it is the same with other words."""
 _SPACE = re.compile(rb"\s+")
-_COMPILING = ("cuda_source.py",)
+_COMPILING = ("cuda_source.py", "compile.py")
 """What compiles kernels and keeps them: they are the same however."""
 _UNTIMED = ("all_reduce", "cute", "cutlass_gemm.cu", "reader.cu")
 """Folders and files of kernels that no profile launches."""

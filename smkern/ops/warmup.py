@@ -136,7 +136,8 @@ def warmup(
         places = places_of(budgets or (), resolved, current_budget(index), stream)
     target = Target(index, num_sms, resolved, aligned, places)
     with torch.cuda.device(index), Bar(progress) as bar:
-        report = run_all([each.work(target) for each in wanted], workers, bar, started, tune_s)
+        works = (each.work(target) for each in wanted)
+        report = run_all(works, workers, bar, started, tune_s)
         torch.cuda.synchronize(index)
     return report
 
@@ -155,26 +156,31 @@ def _check_request(ops: Sequence[str] | None, given: dict[str, Sequence[Any]], m
 
 
 def run_all(
-    works: Sequence[Work], workers: int | None, bar: Bar, started: float, tune_s: float = 0.0
+    given: Iterable[Work], workers: int | None, bar: Bar, started: float, tune_s: float = 0.0
 ) -> WarmupReport:
     """Compile all that is new side by side, load and launch one after another, then measure.
 
-    A family's launches may need what its compilations leave in the cache, and nothing else.
+    What a work has to compile is begun before the next one is made, which takes seconds of
+    choosing. A family's launches may need what its compilations leave in the cache, and nothing
+    else.
     """
-    from smkern.kernels.compile import compile_all
+    from smkern.kernels.compile import Compilations
 
-    new = list(dict.fromkeys(task for work in works for task in work.compile))
-    if new:
-        told = bar.step("compiling", len(new))
-        cpus = len(os.sched_getaffinity(0)) if workers is None else workers
-        try:
-            compile_all(new, workers=cpus, done=lambda done, total: told(done))
-        except BrokenProcessPool as error:
-            raise ArgumentError(
-                f"workers={cpus}: a process that compiles has ended early. Each imports the script "
-                "that began it: put what it does under if __name__ == '__main__':, or compile here "
-                "by workers=1; where memory is short give fewer"
-            ) from error
+    works: list[Work] = []
+    cpus = len(os.sched_getaffinity(0)) if workers is None else workers
+    try:
+        with Compilations(cpus) as compilations:
+            for work in given:
+                works.append(work)
+                compilations.begin(work.compile)
+            told = bar.step("compiling", len(compilations))
+            compilations.wait(lambda done, total: told(done))
+    except BrokenProcessPool as error:
+        raise ArgumentError(
+            f"workers={cpus}: a process that compiles has ended early. Each imports the script "
+            "that began it: put what it does under if __name__ == '__main__':, or compile here by "
+            "workers=1; where memory is short give fewer"
+        ) from error
     launches = [launch for work in works for launch in work.launches]
     told = bar.step("launching", len(launches))
     for done, launch in enumerate(launches):
@@ -184,7 +190,7 @@ def run_all(
     return WarmupReport(
         choices=sum(work.choices for work in works),
         variants=sum(work.variants for work in works),
-        compiled=len(new),
+        compiled=len(compilations),
         launched=len(launches),
         seconds=time.perf_counter() - started,
         tuned=tuned,

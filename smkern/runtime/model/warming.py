@@ -65,8 +65,9 @@ def warm_kernels(
     )  # fmt: skip
     steps = calls_of(max_tokens=max_running, max_batch=max_running, max_q_len=1)
     splits = list(ladder or ())
+    decode = [split.decode for split in splits]
     return warmup(
-        calls=[Within(steps, [split.decode for split in splits]), forwards],
+        calls=[*(Within(each, decode) for each in steps.calls()), *forwards.calls()],
         budgets=[device_info().num_sms, *(split.prefill for split in splits)],
         progress=False,
     )

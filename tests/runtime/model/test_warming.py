@@ -12,6 +12,8 @@ from smkern.device import Budget
 from smkern.latency.work import padded_rows
 from smkern.models import Decoder, Weights, preset
 from smkern.models.step import batch_bucket, batch_buckets
+from smkern.ops import AttentionCalls, SwigluCalls
+from smkern.ops.gemm.warmup import GemmCalls
 from smkern.ops.warming import Target, Within
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model import warming
@@ -82,11 +84,18 @@ def test_kernels_are_warmed_where_what_launches_them_may_run(monkeypatch):
     warming.warm_kernels(
         config, splits, page_size=16, max_running=40, max_prefill=5, max_tokens=100
     )
-    steps, forwards = asked["calls"]
     assert asked["budgets"] == [132, "prefill 16", "prefill 32"]
-    assert (forwards.max_tokens, forwards.max_batch, forwards.max_q_len) == (140, 45, 100)
-    assert steps.budgets == ["decode 16", "decode 32"]
-    assert (steps.calls.max_tokens, steps.calls.max_batch, steps.calls.max_q_len) == (40, 40, 1)
+    within = [each for each in asked["calls"] if isinstance(each, Within)]
+    assert all(each.budgets == ["decode 16", "decode 32"] for each in within)
+    steps = [each.calls for each in within]
+    forwards = asked["calls"][len(within) :]
+    assert [type(each) for each in steps] == [type(each) for each in forwards]
+    assert isinstance(forwards[0], AttentionCalls), "its kernels compile longest"
+    for calls, rows, longest in ((steps, {40}, 1), (forwards, {45, 140}, 100)):
+        products = (each for each in calls if isinstance(each, GemmCalls | SwigluCalls))
+        assert {each.max_m for each in products} == rows
+        attention = next(each for each in calls if isinstance(each, AttentionCalls))
+        assert attention.max_q_len == longest
 
 
 def test_calls_in_budgets_of_their_own():
