@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from smkern.kernels.compile import Artifact, artifact_of, compile_all
@@ -48,16 +48,29 @@ def precompile(
     return len(wanted)
 
 
-def compile_tasks(variants: Sequence[Variant]) -> list[Callable[[], object]]:
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """A variant to compile into its cache, or several of CUTLASS's; one task, whoever wants it."""
+
+    variants: tuple[Variant, ...]
+
+    def __call__(self) -> None:
+        if self.variants[0].kernel != "cutlass":
+            compile_variant(self.variants[0])
+            return
+        from smkern.kernels.cute import compile as cute
+
+        cute.compile_many(self.variants, workers=1)
+
+
+def compile_tasks(variants: Sequence[Variant]) -> list[Compile]:
     """What compiles variants into their caches: one each, but CUTLASS's many at a time."""
-    tasks: list[Callable[[], object]] = [
-        partial(compile_variant, each) for each in variants if each.kernel != "cutlass"
-    ]
+    tasks = [Compile((each,)) for each in variants if each.kernel != "cutlass"]
     if others := [each for each in variants if each.kernel == "cutlass"]:
         from smkern.kernels.cute import compile as cute
 
         batches = [others[i : i + cute.BATCH] for i in range(0, len(others), cute.BATCH)]
-        tasks += [partial(cute.compile_many, batch, workers=1) for batch in batches]
+        tasks += [Compile(tuple(batch)) for batch in batches]
     return tasks
 
 

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from smkern.kernels import compile as compiling
-from smkern.kernels.compile import compile_all
+from smkern.kernels.compile import Compilations, compile_all
+from smkern.kernels.gemm_compile import compile_tasks
+from smkern.kernels.gemm_variants import variant_of
 from smkern.ops.warming import Bar, Work
 from smkern.ops.warmup import run_all
+from smkern.tuning import candidates
+from smkern.tuning.config import GemmProblem
 
 
 class Pool:
@@ -55,6 +59,18 @@ def test_what_is_chosen_first_is_compiled_while_the_rest_is_chosen(events: list[
         "choose", "4 processes", "begin a", "begin b", "choose", "choose", "begin c", "over"
     ]  # fmt: skip
     assert (report.compiled, report.choices) == (3, 3)
+
+
+def test_a_variant_that_two_products_want_is_one_task() -> None:
+    kinds = [*candidates.variants("bf16", True, (9, 0), ("ws",))[:3]]
+    first, second = (
+        [variant_of(GemmProblem(64, n, 4096), config, 90) for config in kinds] for n in (4096, 6144)
+    )
+    assert first == second
+    compilations = Compilations(1)
+    for variants in (first, second, first[:1]):
+        compilations.begin(compile_tasks(variants))
+    assert len(compilations) == 3
 
 
 @pytest.mark.parametrize(("workers", "count"), [(1, 3), (8, 1), (8, 0)])
