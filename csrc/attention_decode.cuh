@@ -206,14 +206,12 @@ __device__ __forceinline__ void combine(float* stage, const AttentionParams& p, 
     const Row row(p, item[Q_START], item[Q_LEN], item[FIRST_ROW] + r, head);
     const int place = done == (kWhole | kBundled) ? pieces + piece / kBundle : piece;
     const long long part = (long long)(item[FIRST_SLOT] + place) * p.num_kv_heads + head;
-    if (used) {
-      if (done != kWhole) {
-        *(float4*)((float*)(p.workspace + p.decode_out) + (part * rows + r) * D + dim) = sum;
-        if (dim == 0)
-          ((float2*)(p.workspace + p.decode_stats))[part * rows + r] = make_float2(high, total);
-      } else if (row.valid) {
-        store_row(p, row, dim, sum, high, total, v_scale);
-      }
+    if (uniform(done == kWhole)) {
+      if (stores(used && row.valid)) store_row(p, row, dim, sum, high, total, v_scale);
+    } else if (used) {
+      *(float4*)((float*)(p.workspace + p.decode_out) + (part * rows + r) * D + dim) = sum;
+      if (dim == 0)
+        ((float2*)(p.workspace + p.decode_stats))[part * rows + r] = make_float2(high, total);
     }
   }
 }

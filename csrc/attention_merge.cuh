@@ -38,6 +38,10 @@ __device__ __forceinline__ void store_lse(const AttentionParams& p, const Row& r
   if (p.lse) p.lse[(long long)row.token * (p.num_kv_heads * p.group) + row.head] = lse;
 }
 
+// Whether a lane's row is stored. With scales lanes of a warp store together: they have the columns
+// of one scale, so all rows that they have are there or none is.
+__device__ __forceinline__ bool stores(bool valid) { return OUT8 ? uniform(valid) : valid; }
+
 // out = sum / norm in the output's dtype, 4 dims. A warp's lanes have 128 columns one after another.
 __device__ __forceinline__ void store_row(const AttentionParams& p, const Row& row, int dim,
                                           float4 sum, float max2, float norm, float v_scale) {
@@ -115,14 +119,15 @@ __device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item&
 #pragma unroll
     for (int k = 0; k < ROWS; ++k) {
       const int i = i0 + k * THREADS;
-      if (i >= used) continue;
-      if (part.into >= 0) {
+      if (uniform(part.into >= 0)) {
+        if (i >= used) continue;
         ((float4*)sums_of(part.into))[i] = sum[k];
         if (i % kQuads == 0) stats_of(part.into)[i / kQuads] = make_float2(top[k], norm[k]);
         continue;
       }
       const Row row(p, q_start, q_len, first_row + i / kQuads, head);
-      if (row.valid) store_row(p, row, i % kQuads * 4, sum[k], top[k], norm[k], v_scale);
+      if (stores(i < used && row.valid))
+        store_row(p, row, i % kQuads * 4, sum[k], top[k], norm[k], v_scale);
     }
   }
 }

@@ -18,13 +18,14 @@ VERIFY = Case(kv_lens=(5000, 9, 700, 8, 256, 1300), q_lens=(8, 1, 3, 8, 5, 2))
 PREFILL = Case(kv_lens=(300, 64, 2000, 9), q_lens=(300, 64, 40, 9))
 CUT = Case(kv_lens=(17_000, 300, 9000), q_lens=(20, 1, 150), head_dim=64, q_heads=4, kv_heads=1)
 """Prefill pieces that are merged."""
-BUNDLES = Case(kv_lens=(16_641, 300, 40_000), q_heads=8, kv_heads=2, head_dim=64)
-"""Pieces that are merged by bundles, of a team's own and of several."""
+BUNDLES = Case(kv_lens=(16_641, 300, 40_000, 16_640), q_heads=8, kv_heads=2, head_dim=64)
+"""Pieces that are merged by bundles, of a team's own and of several; the most without."""
 ALL = {
     "decode": LONG, "verify": VERIFY, "prefill": PREFILL, "mixed": MIXED, "cut": CUT,
     "256": replace(MIXED, head_dim=256), "fp8": replace(LONG, fp8=True),
     "options": replace(MIXED, window=100, softcap=5.0, sinks=True),
-    "bundles": BUNDLES, "bundles of 16 rows": replace(BUNDLES, kv_heads=1, q_heads=16),
+    "bundles": BUNDLES, "bundles fp8": replace(BUNDLES, fp8=True),
+    "bundles of 16 rows": replace(BUNDLES, kv_heads=1, q_heads=16),
     "large group": replace(VERIFY, q_heads=20, kv_heads=1),
 }  # fmt: skip
 CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
