@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from smkern.kernels.gemm_compile import precompile
+from smkern.kernels.gemm_compile import compile_tasks
 from smkern.kernels.gemm_variants import variant_of
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.gemm.operator import GEMM
@@ -22,7 +22,7 @@ from smkern.ops.operator_eager import EagerOperator, workspaces_of
 from smkern.ops.reference import gemm as reference
 from smkern.ops.streams import runtime_streams
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
-from tests.gpu.compiling import workers
+from tests.gpu.compiling import compile_shared
 from tests.gpu.sides import total_sms
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -149,7 +149,7 @@ def capability() -> int:
 def precompile_all(wanted: Iterable[tuple[GemmProblem, GemmConfig]]) -> None:
     """Compile in parallel what a module of tests will launch; the rest is loading."""
     variants = {variant_of(p, c, capability()) for p, c in wanted if c.kernel != "cublaslt"}
-    precompile(variants, workers=workers())
+    compile_shared(compile_tasks(sorted(variants)))
 
 
 def dispatched(case: Any, backend: str | None) -> tuple[GemmProblem, GemmConfig]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 import smkern
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
+from smkern.ops.attention.warmup import Compile
 from tests.gpu.attention.cases import Case, Step, make_step
 from tests.gpu.attention.truth import check
+from tests.gpu.compiling import compile_shared
+from tests.gpu.gemm_support import capability
 
 BACKENDS = ("cuda", "triton")
 RAGGED = (1, 2, 15, 16, 17, 127, 128, 129, 255, 256, 257, 600)
@@ -72,56 +72,31 @@ def counters_are_zero(plan: Any) -> bool:
     return not (plan.workspace[: 4 * count].any() or plan.buffer[8:64].any())
 
 
-Job = tuple[str, tuple[Any, ...]]
-
-
-def jobs(case: Case, backend: str | None) -> set[Job]:
-    """What has to be compiled for a case, for a backend (None: what dispatch takes here)."""
+def kernels_of(case: Case, backend: str | None) -> Iterator[Any]:
+    """The kernels of a case for a backend (None: what dispatch takes here)."""
     if backend == "triton":
         from smkern.kernels.attention.triton_compile import default_config, variants_of
 
-        major, minor = torch.cuda.get_device_capability()
         path = "prefill" if case.shape.has_prefill else "decode"
-        config = default_config(case.problem, path)
-        found = variants_of(case.problem, config, 10 * major + minor)
-        return {("triton", (variant,)) for variant in found}
-    from smkern.kernels.attention.cuda import variant_of
-    from smkern.tuning.attention.shapes import AttentionConfig
+        yield from variants_of(case.problem, default_config(case.problem, path), capability())
+    else:
+        from smkern.kernels.attention.cuda import variant_of
+        from smkern.tuning.attention.shapes import AttentionConfig
 
-    variant = variant_of(case.problem, AttentionConfig("cuda"))
-    return {("cuda", (f"{variant.kernel}.cu", variant.defines, _arch()))}
+        yield variant_of(case.problem, AttentionConfig("cuda"))
 
 
-def _arch() -> str:
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-
-
-def compile_job(job: Job) -> str | None:
-    """Compile into the disk caches; what went wrong, which the test that needs it will meet."""
-    kind, what = job
+def compile_or_tell(task: Compile) -> None:
+    """Compile; what goes wrong, the test that needs the kernel will meet."""
     try:
-        if kind == "triton":
-            from smkern.kernels.attention.triton_compile import compile_variant
-
-            compile_variant(*what)
-        else:
-            from smkern.kernels.cuda_source import compile_cuda
-
-            compile_cuda(*what)
+        task()
     except Exception as error:  # noqa: BLE001
-        return f"{job}: {error}"
-    return None
+        print(f"{task}: {error}")
 
 
 def precompile(wanted: Iterable[tuple[Case, str | None]]) -> None:
     """Compile in parallel what tests will launch; the rest is loading."""
-    every = sorted(set().union(*(jobs(case, backend) for case, backend in wanted)), key=repr)
-    if len(every) < 2:
-        return
-    workers = min(16, len(every), len(os.sched_getaffinity(0)))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for failure in pool.map(compile_job, every):
-            if failure:
-                print(failure)
+    variants = {each for case, backend in wanted for each in kernels_of(case, backend)}
+    compile_shared(
+        partial(compile_or_tell, Compile(each, capability())) for each in sorted(variants, key=repr)
+    )
