@@ -2,140 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from smkern import ops
 from smkern.bench.model.model import DecodeLoop, Model, draw_of
+from smkern.latency.cost import Load, kernels_of
 from smkern.measure.timing import Call
-from smkern.models import Step
-from smkern.models.layers import DenseLayer, MoeLayer
+from smkern.models import ModelConfig
 
-OnLayer = Callable[[Any, int], Any]
+OPERATORS = (
+    "embedding", "gemm", "gemm_swiglu", "grouped_gemm", "moe_permute", "moe_unpermute",
+    "paged_attention", "qk_norm_rope_append", "quantize", "rms_norm", "topk_softmax",
+)  # fmt: skip
+"""What a decoder calls of `smkern.ops`; all of them write where they are told to."""
+
+Operation = tuple[str, Callable[[], Any]]
+"""An operator's name, and the call."""
 
 
 def operator_calls(model: Model, loop: DecodeLoop) -> dict[str, Call]:
-    """Name, as in `floor.kernels_of`, to call(i) on layer i modulo the layers.
+    """Name, as in `smkern.latency.cost.kernels_of`, to call(i) on layer i modulo the layers.
 
-    They run on the buffers as the loop's last step left them. What a step does once is here too,
-    and "plan" and "embedding", which have no floor.
-
-    Raises:
-        ValueError: a quantized model, whose products read what norms and quantizing write.
+    They are the decoder's own calls, on the buffers as the loop's last step left them. Those without
+    a floor: "plan", "embedding", and in a quantized model "quantize x", a pass over x's input.
     """
-    if model.config.quantization is not None:
-        raise ValueError(f"{model.plan.model}: the operators of bf16 models are timed alone")
-    step = loop.step
-    layers, count = model.decoder.weights.layers, model.config.num_layers
-
-    def on(run: OnLayer) -> Call:
-        return lambda i: run(layers[i % count], i % count)
-
-    dense = isinstance(layers[0], DenseLayer)
-    found = {name: on(run) for name, run in _attention(model, step).items()}
-    mlp = _dense(model, step) if dense else _experts(model, step)
-    found |= {name: on(run) for name, run in mlp.items()}
-    return found | _once(model, loop)
-
-
-def _attention(model: Model, step: Step) -> dict[str, OnLayer]:
-    b, decoder, eps = step.buffers, model.decoder, model.config.rms_eps
-
-    def append(layer: Any, index: int) -> Any:
-        k_cache, v_cache = step.caches[index]
-        return ops.qk_norm_rope_append(
-            b.q, b.k, b.v, k_cache, v_cache, step.page_table, step.kv_lens,
-            cos_sin=decoder.cos_sin, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=eps, out=b.q,
-        )  # fmt: skip
-
-    def attention(layer: Any, index: int) -> Any:
-        k_cache, v_cache = step.caches[index]
-        return ops.paged_attention(
-            b.q, k_cache, v_cache, step.page_table, step.kv_lens, max_q_len=1, plan=step.plan,
-            out=b.attended,
-        )  # fmt: skip
-
-    return {
-        "input_norm": lambda layer, i: _norm(b.hidden, layer.input_norm, eps, b.normed),
-        "qkv": lambda layer, i: _gemm(b.normed, layer.qkv, b.qkv, bias=layer.qkv_bias),
-        "append": append,
-        "attention": attention,
-        "o": lambda layer, i: _gemm(b.attended_rows, layer.o, b.hidden, residual=b.hidden),
-        "post_norm": lambda layer, i: _norm(b.hidden, layer.post_norm, eps, b.normed),
-    }
+    step, decoder = loop.step, model.decoder
+    names = _names(model.config)
+    layers = [
+        _named(_calls_of(partial(decoder.layer, index, step)), names["layer"])
+        for index in range(model.config.num_layers)
+    ]
+    once: dict[str, Callable[[], Any]] = {"plan": partial(step.planned, out=step.plan)}
+    once |= _named(_calls_of(partial(decoder.embed, step)), ["embedding"])
+    once |= _named(_calls_of(partial(decoder.head, step)), names["head"])
+    once["sample"] = partial(draw_of(loop.graph.inputs), step.buffers.logits)
+    found = {name: [layer[name] for layer in layers] for name in layers[0]}
+    found |= {name: [call] for name, call in once.items()}
+    return {name: partial(_by_turns, calls) for name, calls in found.items()}
 
 
-def _norm(x: Any, weight: Any, eps: float, out: Any) -> Any:
-    return ops.rms_norm(x, weight, eps=eps, out=out, num_sms=None)
+def _calls_of(run: Callable[[], Any]) -> list[Operation]:
+    """The operators that `run` calls, which are not run."""
+    found: list[Operation] = []
+
+    def noted(name: str) -> Callable[..., None]:
+        operator = getattr(ops, name)
+
+        def note(*args: Any, **options: Any) -> None:
+            found.append((name, partial(operator, *args, **options)))
+
+        return note
+
+    with patch.dict(vars(ops), {name: noted(name) for name in OPERATORS}):
+        run()
+    return found
 
 
-def _gemm(a: Any, w: Any, out: Any, **options: Any) -> Any:
-    return ops.gemm(a, w, out=out, static_weights=True, **options)
+def _names(config: ModelConfig) -> dict[str, list[str]]:
+    """Names of a layer's kernels and of those behind the layers, in their order."""
+    kernels = [k.name for k in kernels_of(config, Load(1, 1, 1, 1, ends=False), l2_bytes=0)]
+    behind = kernels.index("final_norm")
+    return {"layer": kernels[:behind], "head": kernels[behind : kernels.index("sample")]}
 
 
-def _dense(model: Model, step: Step) -> dict[str, OnLayer]:
-    b = step.buffers
-    assert b.gated is not None
-    gated = b.gated
-
-    def gate_up(layer: DenseLayer, index: int) -> Any:
-        return ops.gemm_swiglu(
-            b.normed, layer.gate_up, out=gated, static_weights=True, num_sms=None
-        )
-
-    return {
-        "gate_up": gate_up,
-        "down": lambda layer, i: _gemm(gated, layer.down, b.hidden, residual=b.hidden),
-    }
+def _named(calls: Sequence[Operation], names: Sequence[str]) -> dict[str, Callable[[], Any]]:
+    """Calls by these names, one for each but passes that quantize what the next one reads."""
+    left, found = list(names), {}
+    for operator, call in calls:
+        found[f"quantize {left[0]}" if operator == "quantize" else left.pop(0)] = call
+    assert not left
+    return found
 
 
-def _experts(model: Model, step: Step) -> dict[str, OnLayer]:
-    b, moe, m = step.buffers, model.config.moe, step.buffers.moe
-    assert moe is not None
-    assert m is not None
-
-    def route(layer: MoeLayer, index: int) -> Any:
-        out = (m.weights, m.experts)
-        return ops.topk_softmax(
-            m.router_logits, moe.top_k, renormalize=moe.renormalize, out=out, num_sms=None
-        )
-
-    def permute(layer: MoeLayer, index: int) -> Any:
-        out = (m.rows, m.offsets, m.index)
-        return ops.moe_permute(b.normed, m.experts, moe.num_experts, out=out, num_sms=None)
-
-    def gate_up(layer: MoeLayer, index: int) -> Any:
-        return ops.grouped_gemm(
-            m.rows, layer.w_gate_up, m.offsets, swiglu=True, out=m.gated, num_sms=None
-        )
-
-    def down(layer: MoeLayer, index: int) -> Any:
-        return ops.grouped_gemm(m.gated, layer.w_down, m.offsets, out=m.outs, num_sms=None)
-
-    def unpermute(layer: MoeLayer, index: int) -> Any:
-        return ops.moe_unpermute(
-            m.outs, m.index, m.weights, residual=b.hidden, out=b.hidden, num_sms=None
-        )
-
-    return {
-        "router": lambda layer, i: _gemm(b.normed, layer.router, m.router_logits),
-        "route": route,
-        "permute": permute,
-        "gate_up": gate_up,
-        "down": down,
-        "unpermute": unpermute,
-    }
-
-
-def _once(model: Model, loop: DecodeLoop) -> dict[str, Call]:
-    """What a step has one launch of; the plan is refilled."""
-    step = loop.step
-    b, weights, eps = step.buffers, model.decoder.weights, model.config.rms_eps
-    draw = draw_of(loop.graph.inputs)
-    return {
-        "plan": lambda i: step.planned(out=step.plan),
-        "embedding": lambda i: model.decoder.embed(step),
-        "final_norm": lambda i: _norm(b.hidden, weights.final_norm, eps, b.last_normed),
-        "head": lambda i: _gemm(b.last_normed, weights.lm_head, b.logits),
-        "sample": lambda i: draw(b.logits),
-    }
+def _by_turns(calls: Sequence[Callable[[], Any]], i: int) -> None:
+    calls[i % len(calls)]()

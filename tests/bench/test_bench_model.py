@@ -127,13 +127,34 @@ def test_every_kernel_of_the_floor_has_its_operator(partitions, name):
 
         config = config.replace(moe=MoeConfig(4, 2, 32))
     model = Model(PLAN, "cpu", config)
+    assert made_anew(model, partitions) == {"plan", "embedding"}
+
+
+def made_anew(model, partitions):
+    """Holds a step that is made of its operators, one by one, against the decoder's.
+
+    Returns:
+        Those that have no floor.
+    """
     loop = model.decode(2, partitions.at(132))
+    step = loop.step
+    want = model.decoder.forward(step).clone()
     calls = operator_calls(model, loop)
-    kernels = kernels_of(config, PLAN.prompt.forward.load, l2_bytes=1)
-    assert {kernel.name for kernel in kernels} == set(calls) - {"plan", "embedding"}
-    for call in calls.values():
-        call(3)
-    assert torch.isfinite(loop.graph.logits).all()
+    step.buffers.logits.zero_()
+    once = ("plan", "embedding"), ("final_norm", "head")
+    for name in once[0]:
+        calls[name](0)
+    for index in range(model.config.num_layers):
+        for name in calls:
+            if name not in {*once[0], *once[1], "sample"}:
+                calls[name](index)
+    for name in once[1]:
+        calls[name](0)
+    assert torch.equal(step.buffers.logits, want)
+    calls["sample"](3)
+    kernels = kernels_of(model.config, PLAN.prompt.forward.load, l2_bytes=1)
+    assert {kernel.name for kernel in kernels} <= set(calls)
+    return set(calls) - {kernel.name for kernel in kernels}
 
 
 def test_the_breakdown_times_each_operator(model, partitions, cuda, monkeypatch):
@@ -167,7 +188,7 @@ def test_a_prompt_s_passes(model, partitions):
 
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_model_in_fp8(partitions, cache):
-    """Its step and its prompt, against floors of its bytes; its operators are not timed alone."""
+    """Its step and its prompt, against floors of its bytes; its operators one by one."""
     plan = PLAN.in_fp8("fp8-block")
     plan = plan.with_fp8_cache() if cache else plan
     assert plan.model == "qwen3-8b+fp8-block" + cache * "+fp8-kv"
@@ -186,8 +207,14 @@ def test_a_model_in_fp8(partitions, cache):
     assert alone["floor_us"] == pytest.approx(floor, abs=0.01)
     times = prompt.time_prompt(model, model.prefill_step().planned(), partitions.at(132), Meter())
     assert times.gemm_flops == 2 * 2 * 40 * 128 * (6 * 64 + 2 * 64 + 3 * 256)
-    with pytest.raises(ValueError, match=r"qwen3-8b\+fp8-block.*: the operators of bf16 models"):
-        operator_calls(model, model.decode(2, partitions.at(132)))
+    assert made_anew(model, partitions) == {"plan", "embedding", "quantize o"}
+
+
+@pytest.mark.parametrize("kind", ["fp8-channel", "fp8-tensor"])
+def test_passes_that_quantize_are_operators_too(partitions, kind):
+    config = tiny().replace(quantization=Quantization(kind))
+    model = Model(PLAN.in_fp8(kind), "cpu", config)
+    assert "quantize o" in made_anew(model, partitions)
 
 
 def test_gemms_to_compile():
