@@ -26,8 +26,8 @@ Operation = tuple[str, Callable[[], Any]]
 def operator_calls(model: Model, loop: DecodeLoop) -> dict[str, Call]:
     """Name, as in `smkern.latency.cost.kernels_of`, to call(i) on layer i modulo the layers.
 
-    They are the decoder's own calls, on the buffers as the loop's last step left them. Those without
-    a floor: "plan", "embedding", and in a quantized model "quantize x", a pass over x's input.
+    They are the decoder's own calls, on the buffers as the loop's last step left them. Without a
+    floor are "plan", "embedding", and in a quantized model "quantize x", a pass over x's input.
     """
     step, decoder = loop.step, model.decoder
     names = _names(model.config)
