@@ -15,9 +15,6 @@ from smkern.runtime.step_log import StepLog
 from smkern.runtime.ticket import Ticket
 from smkern.runtime.timeline.stats import StatsMeter
 
-Counted = list[tuple[Request, int]]
-"""Requests, and how often each had begun anew when a launch drew for them."""
-
 
 class OutputProcessor:
     """Hands out tokens: before the next launch where a request may end by them, else behind it.
@@ -29,7 +26,7 @@ class OutputProcessor:
 
     Args:
         launches: Are told when requests are looked at.
-        meter: Counts tokens.
+        meter: Counts tokens, where there is no log.
         inputs: Says whether any token is looked at.
         finished: Told each request that is finished, or has an error.
         log: Is told when tokens came; then `outputs` are the ends of requests alone, and tokens by
@@ -56,7 +53,7 @@ class OutputProcessor:
         self._meter = meter
         self._finished = finished
         self._kept: list[tuple[InFlight, Sequence[int], float]] = []
-        self._held: list[tuple[Request, Output | None]] = []
+        self._held: list[tuple[Request, Output]] = []
 
     def over(self, ticket: Ticket, launch: InFlight) -> None:
         """A launch is over; its tokens are kept if all go on as they did.
@@ -156,11 +153,9 @@ class OutputProcessor:
                 request.token_us = request.first_token_us = now_us
                 if self._log is not None:
                     self._log.add_tokens(request.index, self._log.add_steps([now_us]), 1)
-                if output is None:
-                    continue
-                if self._log is None:
+                else:
                     self.outputs.append(output)
-                self._meter.delivered([request.index], now_us)
+                    self._meter.delivered([request.index], now_us)
 
     def _hold(self, launch: InFlight, outputs: list[Output]) -> list[Output]:
         """Keep first tokens by which no request ends; the other outputs."""
@@ -176,31 +171,16 @@ class OutputProcessor:
                 others.append(output)
         return others
 
-    def _count_first(self, rows: Counted) -> Counted:
-        """As `_hold`, where tokens are only counted."""
-        others = []
-        for request, preemptions in rows:
-            is_there = request.num_preemptions == preemptions and request.stage != "done"
-            if is_there and not request.first_token_us and request.num_left > 0:
-                request.num_pending -= 1
-                request.ids.length += 1
-                self._held.append((request, None))
-            else:
-                others.append((request, preemptions))
-        return others
-
     def _deliver(self, kept: list[tuple[InFlight, Sequence[int], float]]) -> None:
         """Tokens of launches that drew for the same rows to their requests."""
         log, first_launch = self._log, kept[0][0]
         holds = first_launch.batch is not None and self._step() is not None
-        if log is not None and self.is_counting:
+        if log is not None and self.is_counting and not holds:
             draw = first_launch.draw
             assert draw is not None
             first = log.add_steps([seen_us for _, _, seen_us in kept])
-            counted = list(zip(draw.requests, first_launch.preemptions, strict=True))
-            if holds:
-                counted = self._count_first(counted)
-            for request in count_tokens(counted, len(kept), kept[-1][2], log, first):
+            rows = zip(draw.requests, first_launch.preemptions, strict=True)
+            for request in count_tokens(rows, len(kept), kept[-1][2], log, first):
                 self.outputs.append(Output(request.index, None, completion=request.completion))
                 self.leaving.append(request)
             return
@@ -209,8 +189,8 @@ class OutputProcessor:
             assert launch.draw is not None
             error = tokens_error(tokens, len(launch.draw.requests))
             if error is None:
-                rows = zip(launch.draw.requests, launch.preemptions, tokens, strict=True)
-                outputs, finished = deliver(rows, seen_us)
+                drawn = zip(launch.draw.requests, launch.preemptions, tokens, strict=True)
+                outputs, finished = deliver(drawn, seen_us)
             else:
                 outputs, finished = fail(launch, error)
             if holds:
@@ -224,8 +204,9 @@ class OutputProcessor:
                 for id_ in ids:
                     log.add_tokens(id_, step, 1)
                 outputs = [x._replace(token=None) for x in outputs if x.completion is not None]
+            else:
+                self._meter.delivered(ids, seen_us)
             self.outputs += outputs
-            self._meter.delivered(ids, seen_us)
             self.leaving += finished
 
 
