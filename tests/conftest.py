@@ -52,11 +52,11 @@ def only_what_is_always_there() -> Iterator[None]:
 def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tiny tensors without torch's threads, which cost several times what they save.
 
-    The references of GPU tests are large.
+    The references of GPU tests are large; processes of xdist share the CPUs.
     """
     threads = torch.get_num_threads()
-    if TESTS / "gpu" not in request.path.parents:
-        torch.set_num_threads(1)
+    share = threads // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(share, 1) if TESTS / "gpu" in request.path.parents else 1)
     yield
     torch.set_num_threads(threads)
 
