@@ -57,8 +57,10 @@ class ModelSizes:
         made = replace(checked(cls, rest), moe=None if moe is None else checked(ExpertSizes, moe))
         if made.linear_bytes not in (1, 2):
             raise ValueError(f"{made} has weights of {made.linear_bytes} bytes")
-        if min(made.num_layers, made.hidden_size, made.head_dim, made.kv_size) < 1:
+        if min(made.num_layers, made.hidden_size, made.head_dim, made.q_size, made.kv_size) < 1:
             raise ValueError(f"{made} has sizes of 0")
+        if made.q_size % made.head_dim or made.kv_size % made.head_dim:
+            raise ValueError(f"{made} has no whole number of heads of {made.head_dim}")
         return made
 
     def sharded(self, tp: int) -> ModelSizes:

@@ -54,6 +54,18 @@ def test_sizes_of_weights_in_fp8_come_back() -> None:
         ModelSizes.from_json(plain.to_json() | {"linear_bytes": 4})
 
 
+@pytest.mark.parametrize("name", ["q_size", "kv_size"])
+def test_heads_are_whole_and_there_are_some(name: str) -> None:
+    from smkern.models import preset
+
+    plain = ModelSizes.of(preset("qwen3-8b"))
+    with pytest.raises(ValueError, match="sizes of 0"):
+        ModelSizes.from_json(plain.to_json() | {name: 0})
+    for size in (plain.head_dim // 2, plain.head_dim + 1):
+        with pytest.raises(ValueError, match="no whole number of heads of 128"):
+            ModelSizes.from_json(plain.to_json() | {name: size})
+
+
 @pytest.mark.parametrize(
     "line",
     [
