@@ -11,6 +11,8 @@ ROWS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 1025, 64), *range(1152, 204
         *range(2304, 8705, 256))  # fmt: skip
 """Rows between which a launch takes as long as the next of these: graphs of decode steps are made
 for the first, tiles of prompts end at the others."""
+NUM_HEAD_ROWS = ROWS.index(256) + 1
+"""How many of these the head has."""
 STAIR = 2048
 """Rows above which a tile more is a small part, and times are a line."""
 
@@ -22,7 +24,7 @@ class GemmTimes:
     Attributes:
         sms: SMs, ascending.
         layer_us: By SMs, then by `ROWS`.
-        head_us: By SMs, then by those of `ROWS` up to 256.
+        head_us: By SMs, then by the first `NUM_HEAD_ROWS` of `ROWS`.
     """
 
     sms: tuple[int, ...]
@@ -36,10 +38,7 @@ class GemmTimes:
         return cls(
             tuple(sorted(sms)),
             tuple(tuple(layer for layer, _ in row) for row in found),
-            tuple(
-                tuple(head for rows, (_, head) in zip(ROWS, row, strict=True) if rows <= 256)
-                for row in found
-            ),
+            tuple(tuple(head for _, head in row[:NUM_HEAD_ROWS]) for row in found),
         )
 
     @classmethod
@@ -53,8 +52,9 @@ class GemmTimes:
         )
         if not len(made.sms) == len(made.layer_us) == len(made.head_us) > 0:
             raise ValueError(f"GEMM times of {len(layer)} and {len(head)} counts of SMs")
-        if any(len(row) != len(ROWS) for row in made.layer_us):
-            raise ValueError(f"GEMM times want {len(ROWS)} rows each")
+        counts = {len(row) for row in made.layer_us}, {len(row) for row in made.head_us}
+        if counts != ({len(ROWS)}, {NUM_HEAD_ROWS}):
+            raise ValueError(f"GEMM times want {len(ROWS)} rows each, of the head {NUM_HEAD_ROWS}")
         return made
 
     def to_json(self) -> dict[str, Any]:

@@ -51,7 +51,12 @@ def test_it_comes_back() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"sms": [8]}, {"layer_us": [[1.0], [2.0]]}, {"sms": [], "layer_us": [], "head_us": []}],
+    [
+        {"sms": [8]},
+        {"layer_us": [[1.0], [2.0]]},
+        {"sms": [], "layer_us": [], "head_us": []},
+        {"head_us": [[1.0], []]},
+    ],
 )
 def test_what_is_none(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="GEMM times"):
