@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,7 @@ from smkern.bench.results import load_results
 from smkern.device import device_info
 from smkern.latency.cost import kernels_of
 from smkern.measure.partitions import Partitions
-from smkern.models import preset
+from smkern.models import Quantization, preset
 from smkern.profile import load_profile
 
 DECODE_SMS = 32
@@ -31,14 +32,16 @@ def partitions() -> Iterator[Partitions]:
         yield made
 
 
+PLAN = ModelPlan("qwen3-8b", (4,), 1024)
+SMALL = preset("qwen3-8b").replace(
+    num_layers=3, hidden_size=1024, intermediate_size=2048, vocab_size=4096, num_q_heads=8,
+    num_kv_heads=2,
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def measurer(partitions: Partitions) -> Measurer:
-    config = preset("qwen3-8b").replace(
-        num_layers=3, hidden_size=1024, intermediate_size=2048, vocab_size=4096, num_q_heads=8,
-        num_kv_heads=2,
-    )  # fmt: skip
-    plan = ModelPlan("qwen3-8b", (4,), 1024)
-    return Measurer(Model(plan, config=config), load_profile(), power_meter(), rounds=1)
+    return Measurer(Model(PLAN, config=SMALL), load_profile(), power_meter(), rounds=1)
 
 
 def test_a_decode_step_alone_and_beside_a_prompt(partitions, measurer) -> None:
@@ -70,10 +73,15 @@ def test_a_layer_s_launch(partitions: Partitions, measurer: Measurer) -> None:
     assert cell["value"] > 0
 
 
-def test_every_operator_by_itself(partitions: Partitions, measurer: Measurer) -> None:
+@pytest.mark.parametrize("kind", [None, "fp8-block", "fp8-channel"])
+def test_every_operator_by_itself(partitions: Partitions, measurer: Measurer, kind: Any) -> None:
     place = partitions.at(DECODE_SMS)
     assert place is not None
-    case = DecodeCase("qwen3-8b", 4)
+    if kind is not None:
+        config = SMALL.replace(quantization=Quantization(kind))
+        plan = PLAN.in_fp8(kind).with_fp8_cache()
+        measurer = replace(measurer, model=Model(plan, config=config))
+    case = DecodeCase(measurer.model.plan.model, 4)
     cells = list(measurer.breakdown(case, place))
     assert {c["case"]["kernel"]: c["error"] for c in cells if c.get("error")} == {}
     kernels = kernels_of(measurer.model.config, case.forward.load, l2_bytes=50 << 20)
