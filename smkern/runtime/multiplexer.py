@@ -59,7 +59,7 @@ class Multiplexer:
         stall_timeout_s: A launch that is not over for so long is reported.
         timeline: Where launches, decisions and tokens are recorded. None: a new one, which says
             beside each launch how long the policy's `predictor`, if it has one, expects it to take.
-        log: Is told when tokens come; outputs are then the ends of requests alone. For replays.
+        log: For replays: is told of tokens; `stats` has none, and outputs are requests' ends alone.
 
     Attributes:
         timeline: As given.
