@@ -25,7 +25,7 @@ class OutputProcessor:
     behind that. Its first token is held until then, so that no gap is longer than a step.
 
     Args:
-        launches: Are told when requests are looked at.
+        launcher: Is told when requests are looked at.
         meter: Counts tokens, where there is no log.
         inputs: Says whether any token is looked at.
         finished: Told each request that is finished, or has an error.

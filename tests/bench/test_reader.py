@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -18,10 +17,10 @@ from smkern.bench.reader import (
     l2_reading,
 )
 from smkern.kernels.cuda_source import source_folder
+from tests.kernels.cubins import needs_nvcc
 
 pytestmark = pytest.mark.slow
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the PATH")
 REGISTERS_OF_AN_SM = 65_536
 
 

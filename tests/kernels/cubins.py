@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import struct
 import subprocess
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ import triton
 from triton.runtime.cache import get_cache_manager
 
 from smkern.kernels.compile import Artifact
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the PATH")
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 INSTRUCTION_BYTES = 16

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from smkern.kernels.attention.cuda import CudaVariant, compile_cuda_variant
-from tests.kernels.cubins import told
+from tests.kernels.cubins import needs_nvcc, told
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the PATH")
+@needs_nvcc
 @pytest.mark.parametrize(
     ("head_dim", "fp8_cache", "scaled"),
     [(128, True, False), (128, True, True), (128, False, True), (64, True, True)],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from smkern.device import Budget
@@ -12,12 +10,10 @@ from smkern.kernels.cuda_source import source_folder
 from smkern.kernels.sample import CANDIDATES, SampleVariant, shared_bytes
 from smkern.tuning.constraints import shared_limit
 from smkern.tuning.sample import MAX_VOCAB, RESIDENT_WARPS, SAMPLE_FAMILY, WARPS, SampleProblem
-from tests.kernels.cubins import sizes
+from tests.kernels.cubins import needs_nvcc, sizes
 from tests.kernels.devices import profile_of
 
 pytestmark = pytest.mark.slow
-
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the PATH")
 
 
 def test_two_ctas_fit_an_sm():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,10 @@ import smkern
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
+from smkern.kernels.attention.launch import AttentionKernels
+from smkern.kernels.attention.triton_compile import default_config
 from smkern.ops.attention.warmup import Compile
+from smkern.tuning.attention.shapes import AttentionConfig
 from tests.gpu.attention.cases import Case, Step, make_step
 from tests.gpu.attention.truth import check
 from tests.gpu.compiling import compile_shared
@@ -72,18 +75,11 @@ def counters_are_zero(plan: Any) -> bool:
     return not (plan.workspace[: 4 * count].any() or plan.buffer[8:64].any())
 
 
-def kernels_of(case: Case, backend: str | None) -> Iterator[Any]:
-    """The kernels of a case for a backend (None: what dispatch takes here)."""
-    if backend == "triton":
-        from smkern.kernels.attention.triton_compile import default_config, variants_of
-
-        path = "prefill" if case.shape.has_prefill else "decode"
-        yield from variants_of(case.problem, default_config(case.problem, path), capability())
-    else:
-        from smkern.kernels.attention.cuda import variant_of
-        from smkern.tuning.attention.shapes import AttentionConfig
-
-        yield variant_of(case.problem, AttentionConfig("cuda"))
+def config_of(case: Case, backend: str | None) -> AttentionConfig:
+    """What a case runs by for a backend (None: what dispatch takes here)."""
+    if backend != "triton":
+        return AttentionConfig("cuda")
+    return default_config(case.problem, "prefill" if case.shape.has_prefill else "decode")
 
 
 def compile_or_tell(task: Compile) -> None:
@@ -96,7 +92,12 @@ def compile_or_tell(task: Compile) -> None:
 
 def precompile(wanted: Iterable[tuple[Case, str | None]]) -> None:
     """Compile in parallel what tests will launch; the rest is loading."""
-    variants = {each for case, backend in wanted for each in kernels_of(case, backend)}
+    kernels = AttentionKernels(0, capability())
+    variants = {
+        each
+        for case, backend in wanted
+        for each in kernels.variants(case.problem, config_of(case, backend))
+    }
     compile_shared(
         partial(compile_or_tell, Compile(each, capability())) for each in sorted(variants, key=repr)
     )
