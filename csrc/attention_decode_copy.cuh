@@ -89,7 +89,7 @@ struct Item {
 
 // Source rows of a step's copies, in units of 32 bytes from the head's first row.
 struct Rows {
-  int whole;            // 16 keys in a row lie a token apart: `row` is of this lane's of each 16
+  int whole;            // 16 keys in a row lie a token apart: `row` is of the first of each 16
   u32 row[kStep / 16];  // else, in the first kLookups: of key 32 * i + lane
 };
 
@@ -104,12 +104,11 @@ __device__ __forceinline__ int stretch_keys(const AttentionParams& p) {
 
 // The rows of a whole step, `offset` keys into the stretch of which lane l has the row of key 16 l
 // in `words`. Pages have 16 tokens or more.
-__device__ __forceinline__ void find_whole(Rows& r, const AttentionParams& p, u32 words, int offset,
-                                           int lane) {
+__device__ __forceinline__ void find_whole(Rows& r, u32 words, int offset) {
   const int from = offset >> 4;
 #pragma unroll
   for (int g = 0; g < kStep / 16; ++g)
-    r.row[g] = __shfl_sync(~0u, words, from + g) + lane / kGroup * p.token32;
+    r.row[g] = __shfl_sync(~0u, words, from + g);
 }
 
 // The rows of any step [key, key + kStep) of the stretch at `stretch`. Keys outside [first, last]
@@ -134,7 +133,8 @@ __device__ __forceinline__ void find_each(Rows& r, const AttentionParams& p, u32
   }
 }
 
-// Copies a step's rows into a slot; `to` and `base` (the head's rows) include the lane's offset.
+// Copies a step's rows into a slot; `to` and `base` (the head's rows) include the lane's offset,
+// which of whole steps is that of its row, too.
 __device__ __forceinline__ void copy_whole(u32 to, const char* base, const Rows& r,
                                            const AttentionParams& p) {
   const u64 step = p.token32 * (32 * kLaneRows);

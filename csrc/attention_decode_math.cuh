@@ -9,9 +9,10 @@ namespace decode {
 
 constexpr int kBlocks = D / 16;                // blocks of 16 dims
 static_assert(ROWS8 * D <= 256, "a thread's registers hold the queries");
-// A lane's products are of columns 2t and 2t + 1. Where 4 rows are all, each lane has one of them,
-// which halves its softmax; its other column is not looked at.
+// A lane's products are of columns 2t and 2t + 1. Where 4 rows are all, both are of one row, which
+// halves a lane's softmax; a row's sums are in one of them, with e4m3 in each of every second dim.
 constexpr int kColumns = ROWS4 ? 1 : 2;
+constexpr int kSums = KV8 && ROWS4 ? D / 32 : D / 16;  // blocks of a lane's sums
 // The packed row in a lane's column c of group n.
 __device__ __forceinline__ int row_of(int n, int c, int t) {
   return ROWS4 ? t : n * 8 + 2 * t + c;
@@ -120,29 +121,58 @@ __device__ __forceinline__ void scores(float (&s)[ROWS8][kTiles][4], u32 at,
   }
 }
 
-// o += V^T P^T, values read from `at`; p[n][b] holds P^T of 16 keys and 8 packed rows.
-__device__ __forceinline__ void weigh(float (&o)[kBlocks][ROWS8][4], u32 at,
-                                      const u32 (&p)[ROWS8][kTiles][2]) {
+// o += V^T P^T, values read from `at`; p[n][b] holds P^T of 16 keys and 8 packed rows. With e4m3 a
+// word of values is two dims of a key and of the next, and is multiplied as it is, by probabilities
+// with zeros for the other dim: else the keys of a dim would have to be brought together. Products
+// of 8 keys are of 32 dims then: of even ones and, in other columns or beside them, of odd ones.
+__device__ __forceinline__ void weigh(float (&o)[kSums][ROWS8][4], u32 at,
+                                      const u32 (&p)[ROWS8][kTiles][2], const Lane& l) {
   constexpr int kReads = (KV8 ? kBlocks / 2 : kBlocks) * kTiles;
+  const auto read = [&](u32 (&r)[4], int j) {
+    constexpr int kInner = KV8 ? kBlocks / 2 : kTiles;
+    const int b = KV8 ? j / kInner : j % kInner, i = KV8 ? j % kInner : j / kInner;
+    load_matrices<true>(r, moved(at, b * 16, i * 2));
+  };
   u32 a[2][4];
-  load_matrices<true>(a[0], at);
+  read(a[0], 0);
+  if constexpr (KV8) {
+    const u32 odd = ROWS4 ? l.g & 1 : 0, low = odd ? 0x1044 : 0x4410, high = odd ? 0x3244 : 0x4432;
 #pragma unroll
-  for (int j = 0; j < kReads; ++j) {
-    const int i = j / kTiles, b = j % kTiles;
-    if (j + 1 < kReads)
-      load_matrices<true>(a[(j + 1) & 1], moved(at, (j + 1) % kTiles * 16, (j + 1) / kTiles * 2));
-    const u32* x = a[j & 1];
-    if constexpr (KV8) {
+    for (int b = 0; b < kTiles; ++b) {
+      u32 even_p[ROWS8][2][2], odd_p[ROWS8][2][2];  // of 8 keys each: keys 2t, keys 2t + 1
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        u32 y[4];  // a word is two dims of a key and the next: keys of a dim go together
-        unpack4(y[0], y[1], permute(x[2 * h], 0, 0x3120));
-        unpack4(y[2], y[3], permute(x[2 * h + 1], 0, 0x3120));
+      for (int n = 0; n < ROWS8; ++n)
 #pragma unroll
-        for (int n = 0; n < ROWS8; ++n)
-          mma16816(o[2 * i + h][n], y[0], y[1], y[2], y[3], p[n][b][0], p[n][b][1]);
+        for (int h = 0; h < 2; ++h) {
+          const u32 keys = p[n][b][h];
+          even_p[n][h][0] = permute(keys, 0, low), even_p[n][h][1] = permute(keys, 0, high);
+          if (!ROWS4) odd_p[n][h][0] = keys << 16, odd_p[n][h][1] = keys & 0xffff0000u;
+        }
+#pragma unroll
+      for (int i = 0; i < kBlocks / 2; ++i) {
+        const int j = b * (kBlocks / 2) + i;
+        if (j + 1 < kReads) read(a[(j + 1) & 1], j + 1);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          u32 y[4];
+          unpack4(y[0], y[2], a[j & 1][h]);
+          unpack4(y[1], y[3], a[j & 1][2 + h]);
+#pragma unroll
+          for (int n = 0; n < ROWS8; ++n) {
+            const int k = ROWS4 ? i : 2 * i;
+            mma16816(o[k][n], y[0], y[1], y[2], y[3], even_p[n][h][0], even_p[n][h][1]);
+            if constexpr (!ROWS4)
+              mma16816(o[k + 1][n], y[0], y[1], y[2], y[3], odd_p[n][h][0], odd_p[n][h][1]);
+          }
+        }
       }
-    } else {
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      const int i = j / kTiles, b = j % kTiles;
+      if (j + 1 < kReads) read(a[(j + 1) & 1], j + 1);
+      const u32* x = a[j & 1];
 #pragma unroll
       for (int n = 0; n < ROWS8; ++n)
         mma16816(o[i][n], x[0], x[1], x[2], x[3], p[n][b][0], p[n][b][1]);
@@ -177,7 +207,7 @@ __device__ __forceinline__ void mask(float (&s)[ROWS8][kTiles][4], const Attenti
 // when they are zeros). Lanes of a column (a packed row) differ in g. Each column uses its own
 // maximum, so a row's bits depend on that row only. Scores are unscaled until the exponent, where
 // the scale is positive; with a soft cap they are logits already.
-__device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[kBlocks][ROWS8][4],
+__device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[kSums][ROWS8][4],
                                        float (&top)[ROWS8][kColumns],
                                        float (&norm)[ROWS8][kColumns],
                                        u32 (&probability)[ROWS8][kTiles][2], bool fresh,
@@ -212,9 +242,10 @@ __device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[
 #pragma unroll
       for (int n = 0; n < ROWS8; ++n)
 #pragma unroll
-        for (int i = 0; i < kBlocks; ++i)
+        for (int i = 0; i < kSums; ++i)
 #pragma unroll
-          for (int c = 0; c < kColumns; ++c) o[i][n][c] *= high[n][c], o[i][n][c + 2] *= high[n][c];
+          for (int c = 0; c < (KV8 ? 2 : kColumns); ++c)
+            o[i][n][c] *= high[n][c % kColumns], o[i][n][c + 2] *= high[n][c % kColumns];
   }
 #pragma unroll
   for (int n = 0; n < ROWS8; ++n)
@@ -227,6 +258,7 @@ __device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[
         e[c + 2] = exp2_fast(fmaf(s[n][b][c + 2], scale2, -top[n][c]));
         norm[n][c] += e[c] + e[c + 2];
       }
+      if (KV8 && ROWS4) e[1] = e[0], e[3] = e[2];  // for both columns of a row
       probability[n][b][0] = transpose8x8(pack2(e[0], e[1], kHalf));
       probability[n][b][1] = transpose8x8(pack2(e[2], e[3], kHalf));
     }

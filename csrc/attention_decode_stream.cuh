@@ -108,7 +108,7 @@ struct Stream {
   Stretch source, asked;     // what is copied, and what follows it
   int at, stop;              // the step of `source` that is copied; where the stretch ends
   int whole_from, whole_to;  // steps of `source` that begin there are whole
-  const char *k, *v;         // its head's rows, at this lane's chunk
+  const char *k, *v;         // its head's rows, at this lane's chunk and row of a whole step
   Rows rows;
   int end_unit;
   Place place;               // the unit after `asked`, and its item: asked for a unit ahead
@@ -125,6 +125,10 @@ struct Stream {
     begin_unit(p, l);
     turn(p, l);
     find(p, l);
+  }
+  // Bytes from a whole step's first row to this lane's.
+  __device__ __forceinline__ static u64 lane_row(const AttentionParams& p, const Lane& l) {
+    return (u64)(l.lane / kGroup * p.token32) * 32;
   }
   // Whether anything is left to copy.
   __device__ __forceinline__ bool live() const { return uniform(source.unit < end_unit); }
@@ -154,7 +158,7 @@ struct Stream {
     stop = live() ? min(source.key + stretch_keys(p), source.end) : kNever;
     whole_from = live() && p.page_shift >= 4 ? source.first : kNever;
     whole_to = source.last + 1 - kStep;
-    const long long lane_at = source.head * p.head_bytes + l.lane % kGroup * 16;
+    const u64 lane_at = source.head * p.head_bytes + l.lane % kGroup * 16 + lane_row(p, l);
     k = p.k + lane_at;
     v = p.v + lane_at;
     if (uniform(asked.key + stretch_keys(p) < asked.end)) {
@@ -177,7 +181,7 @@ struct Stream {
   __device__ __forceinline__ void find(const AttentionParams& p, const Lane& l) {
     rows.whole = uniform(at >= whole_from && at <= whole_to);
     if (rows.whole)
-      find_whole(rows, p, source.row, at - source.key, l.lane);
+      find_whole(rows, source.row, at - source.key);
     else if (live())
       find_each(rows, p, source.row, source.key, at, source.first, whole_to + kStep - 1,
                 source.item, l.lane);
@@ -187,7 +191,7 @@ struct Stream {
     if (rows.whole)
       copy_whole(to, k, rows, p);
     else if (live())
-      copy_each(to, k, rows, l.lane);
+      copy_each(to, k - lane_row(p, l), rows, l.lane);
     commit();
   }
   // Then its values.
@@ -195,7 +199,7 @@ struct Stream {
     if (rows.whole)
       copy_whole(to, v, rows, p);
     else if (live())
-      copy_each(to, v, rows, l.lane);
+      copy_each(to, v - lane_row(p, l), rows, l.lane);
     commit();
   }
 };

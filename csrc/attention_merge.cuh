@@ -58,6 +58,24 @@ __device__ __forceinline__ void store_row(const AttentionParams& p, const Row& r
   if (dim == 0) store_lse(p, row, last.lse);
 }
 
+// How sums of a row that have maxima of their own are added; stats are (max in log2 units, norm).
+// Sums that saw no keys have -inf, and are zeros.
+struct Weights {
+  float high, one, other;
+  __device__ __forceinline__ Weights(const float2& a, const float2& b) {
+    high = fmaxf(a.x, b.x);
+    const float base = high == kMinusInf ? 0.0f : high;
+    one = exp2_fast(a.x - base), other = exp2_fast(b.x - base);
+  }
+  __device__ __forceinline__ float add(float a, float b) const { return fmaf(a, one, other * b); }
+  __device__ __forceinline__ float4 add(const float4& a, const float4& b) const {
+    return make_float4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
+  }
+  __device__ __forceinline__ float2 add(const float2& a, const float2& b) const {
+    return make_float2(high, add(a.y, b.y));
+  }
+};
+
 // Partials of a row block that become one: `count` slots from `slot` on. The result goes to slot
 // `into`, or is the output where that is -1.
 struct Partials {
@@ -87,9 +105,9 @@ __device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item&
   const int used = min(rows, q_len * p.group - first_row) * kQuads;
   for (int i0 = thread; uniform(i0 < used); i0 += THREADS * ROWS) {
     float4 sum[ROWS] = {};
-    float top[ROWS], norm[ROWS];
+    float2 all[ROWS];
 #pragma unroll
-    for (int k = 0; k < ROWS; ++k) top[k] = kMinusInf, norm[k] = 0.0f;
+    for (int k = 0; k < ROWS; ++k) all[k] = make_float2(kMinusInf, 0.0f);
     for (int j0 = 0; uniform(j0 < pieces); j0 += kAhead) {
       float2 stat[kAhead][ROWS];
       float4 x[kAhead][ROWS];
@@ -106,14 +124,8 @@ __device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item&
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
           if (j0 + j >= pieces || stat[j][k].x == kMinusInf) continue;
-          const float high = fmaxf(top[k], stat[j][k].x);
-          const float shrink = exp2_fast(top[k] - high), weight = exp2_fast(stat[j][k].x - high);
-          top[k] = high;
-          norm[k] = fmaf(norm[k], shrink, weight * stat[j][k].y);
-          sum[k].x = fmaf(sum[k].x, shrink, weight * x[j][k].x);
-          sum[k].y = fmaf(sum[k].y, shrink, weight * x[j][k].y);
-          sum[k].z = fmaf(sum[k].z, shrink, weight * x[j][k].z);
-          sum[k].w = fmaf(sum[k].w, shrink, weight * x[j][k].w);
+          const Weights weights(all[k], stat[j][k]);
+          sum[k] = weights.add(sum[k], x[j][k]), all[k] = weights.add(all[k], stat[j][k]);
         }
     }
 #pragma unroll
@@ -122,12 +134,12 @@ __device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item&
       if (uniform(part.into >= 0)) {
         if (i >= used) continue;
         ((float4*)sums_of(part.into))[i] = sum[k];
-        if (i % kQuads == 0) stats_of(part.into)[i / kQuads] = make_float2(top[k], norm[k]);
+        if (i % kQuads == 0) stats_of(part.into)[i / kQuads] = all[k];
         continue;
       }
       const Row row(p, q_start, q_len, first_row + i / kQuads, head);
       if (stores(i < used && row.valid))
-        store_row(p, row, i % kQuads * 4, sum[k], top[k], norm[k], v_scale);
+        store_row(p, row, i % kQuads * 4, sum[k], all[k].x, all[k].y, v_scale);
     }
   }
 }

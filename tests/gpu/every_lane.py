@@ -20,8 +20,9 @@ EXPECT = """asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %
 CHANGES = {
     "attention_decode.cuh": (
         ("  if (lane == 0) barrier_arrive(", "  barrier_arrive("),
-        ("&note.staged), 4)", "&note.staged), kTeamThreads)"),
-        ("&note.added), 4)", "&note.added), kTeamThreads)"),
+        ("&note.next[w]), 1)", "&note.next[w]), 32)"),
+        ("&note.left), kCopies)", "&note.left), 32 * kCopies)"),
+        ("&note.written), 4)", "&note.written), kTeamThreads)"),
     ),
     "attention_prefill_gather.cuh": (
         ("empty_keys + 8 * i, 8)", "empty_keys + 8 * i, 256)"),

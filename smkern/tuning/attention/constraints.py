@@ -151,14 +151,16 @@ def cuda_ring_bytes(head_dim: int, element_bytes: int) -> int:
 
 
 def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
-    """Shared memory of a CUDA decode team with `rows` packed rows: rings, staged and folded sums.
+    """Shared memory of a CUDA decode team with `rows` packed rows, bytes.
 
-    The same as team_bytes of csrc/attention_decode.cuh.
+    Rings, the sums of a unit, and those of the pieces before it: team_bytes of
+    csrc/attention_decode.cuh.
     """
-    slots = rows * head_dim // 4
-    folded = 24 * slots if slots <= CUDA_TEAM_THREADS else 0
-    staged = 16 * rows * (head_dim + 6)
-    used = cuda_ring_bytes(head_dim, element_bytes) + staged + folded + 16
+    if head_dim <= 128:
+        rows = max(rows, 4)
+    copies = 4 if rows <= 4 else 1
+    sums, folded = -(-copies * rows * (head_dim + 2) // 4) * 16, 6 * rows * head_dim
+    used = cuda_ring_bytes(head_dim, element_bytes) + sums + folded + 48
     return -(-used // 128) * 128
 
 
