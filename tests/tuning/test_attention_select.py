@@ -5,7 +5,7 @@ import pytest
 from smkern.errors import ArgumentError, BudgetError
 from smkern.tuning.attention import constraints
 from smkern.tuning.attention.key import AttentionKey
-from smkern.tuning.attention.select import AttentionTable, select_attention
+from smkern.tuning.attention.select import AttentionTable, reachable, select_attention
 from smkern.tuning.attention.shapes import Budget
 from smkern.tuning.cells import Tuned
 from tests.tuning.attention_steps import BUDGET, TWO, decode_of, problem_of
@@ -45,6 +45,21 @@ def test_neither_batch_nor_budget_turns_bits(num_sms, batch, head_dim, profile):
         default = select_attention(problem_of(head_dim=head_dim), Budget(132, "mask"), profile)
         assert constraints.bits(config) == constraints.bits(default.config)
         assert constraints.is_legal(problem, config, budget, (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "num_sms", "teams"),
+    [(1, 2048, 16, 2), (8, 1024, 48, 2), (64, 2048, 16, 3), (64, 2048, 48, 3), (64, 2048, 132, 2)],
+)
+@pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
+def test_few_units_of_wide_rows_take_two_teams(batch, length, num_sms, teams, cache_dtype, profile):
+    """As was measured; whichever it is, the other is among what is warmed."""
+    problem = decode_of(batch, length, num_q_heads=64, cache_dtype=cache_dtype)
+    budget = Budget(num_sms, "mask", False)
+    assert select_attention(problem, budget, profile).config.teams == teams
+    assert {2, 3} <= {config.teams for config in reachable(problem, budget, profile)}
+    narrow = decode_of(batch, length, cache_dtype=cache_dtype)
+    assert select_attention(narrow, budget, profile).config.teams == 3
 
 
 def test_a_tuned_cell_counts_before_the_model(profile):

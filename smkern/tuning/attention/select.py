@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 MUST_GAIN = 1.05
 """Predicted speed-up that another configuration needs to replace the default."""
+FEW_UNITS, FEW_TEAMS = 24, 2
+"""Of more than 4 packed rows, up to 24 decode units an SM are faster by two teams than by three.
+
+Three teams over two, 64 heads on 8, 16 to 132 SMs of an H200: 1.02 to 1.17 with up to 16 units an
+SM, 1.0 with 24, 0.85 to 1.01 with more, but 1.02 to 1.04 with 31 on the whole device. A team's
+warps add their sums one after another there, and a thread of three teams has fewer registers.
+"""
 
 
 AttentionTable = BucketTable[AttentionKey, AttentionConfig]
@@ -71,7 +78,7 @@ def select_attention(
     listed = _listed(problem, budget, capability, kernel)
     if not listed:
         raise ArgumentError(_unserved(problem, budget, capability, named))
-    config = _best(problem, budget, profile, listed)
+    config = _best(problem, budget, profile, _worthwhile(problem, budget, listed))
     return Selection(config, "model" if backend is None else "forced")
 
 
@@ -148,6 +155,19 @@ def _listed(
         others = [config for config in found if config != default]
         return [default, *others] if kernel == "cuda" else [default]
     return found
+
+
+def _worthwhile(
+    problem: AttentionProblem, budget: Budget, listed: list[AttentionConfig]
+) -> list[AttentionConfig]:
+    """Those to choose from, without teams that few decode units do not need, the default first."""
+    shape = problem.shape
+    units = shape.max_decode_items * shape.num_kv_heads
+    wide = shape.decode_rows > 4 and not shape.has_prefill
+    if not wide or units > FEW_UNITS * budget.num_sms:
+        return listed
+    few = [x for x in listed if x.kernel != "cuda" or x.teams <= FEW_TEAMS]
+    return sorted(few, key=lambda x: x.teams, reverse=True) or listed
 
 
 def _best(
