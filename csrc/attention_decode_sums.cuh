@@ -92,8 +92,8 @@ __device__ __forceinline__ void trade(float& a, float& b, int lane, int with) {
     b = got;
 }
 
-// Turns a chunk of staged floats, of lane g of 8 in a group of 32 dims, into 4 dims in a row;
-// returns the first of them.
+// Turns a chunk of a row, as lane g of 8 has it of a group of 32 dims, into 4 dims in a row; returns
+// the first of them.
 __device__ __forceinline__ int in_order(float4& x, int chunk, int lane) {
   const int group = chunk / 8 * 32, g = chunk & 7;
   if constexpr (KV8) {  // dims 2g, 2g + 1, 16 + 2g, 16 + 2g + 1
@@ -121,12 +121,12 @@ __device__ __forceinline__ void fold(float* slots, int rows, int i, bool first, 
   kept = sum, stats = stat;
 }
 
-// What becomes of a unit's sums when all warps have added theirs.
+// What becomes of a unit's sums when all warps have left theirs.
 enum { kLeft = 1, kOwned = 2, kFirst = 4, kWhole = 8, kBundled = 16 };
 
-// Writes a unit's sums as output or as a partial. Pieces of a row block or bundle that all belong to
-// this team (kOwned) leave no partials: a thread folds its sums into those of the earlier pieces, as
-// `merge_rows` would, and writes output, or the bundle's partial, after the last piece.
+// Writes a unit's sums as output or as a partial. Pieces of a row block or bundle that all belong
+// to this team (kOwned) leave no partials: a thread folds its sums into those of the earlier
+// pieces, as `merge_rows` would, and writes output, or the bundle's partial, after the last piece.
 __device__ __forceinline__ void finish(float* sums, const AttentionParams& p, Item item, int head,
                                        int kind, const Lane& l, float v_scale) {
   const int rows = rows_of(p), chunks = rows * (D / 4);

@@ -25,6 +25,7 @@ from smkern.kernels.driver import check, launcher, load_function, may_overlap
 from smkern.tuning.attention.constraints import (
     CUDA_CAPABILITY,
     CUDA_TEAM_THREADS,
+    NARROW_ROWS,
     cache_bytes,
     cuda_team_bytes,
     most_teams,
@@ -113,7 +114,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
         teams=3 if prefill else config.teams,
         tma=prefill and problem.cache_dtype != "fp8" and shape.page_size >= MIN_BOX,
         scaled=problem.scaled,
-        rows4=shape.decode_rows <= 4,
+        rows4=shape.decode_rows <= NARROW_ROWS,
         brief=not shape.has_decode,
     )
     most = most_teams(shape.head_dim, cache_bytes(problem), shape.decode_rows)

@@ -31,6 +31,8 @@ CUDA_CAPABILITY = (9, 0)
 CUDA_HEAD_DIMS = (64, 96, 128, 256)
 CUDA_TEAM_THREADS = 128
 MAX_HEAD_DIM = 256
+NARROW_ROWS = 4
+"""Up to so many packed rows CUDA decode has kernels of its own (ROWS4 of `csrc/`)."""
 TEAMS = (2, 3, 4)
 """Teams of four warps in a CUDA decode CTA; on small budgets as many as fit are best."""
 CUDA_RESIDENT = 1
@@ -157,8 +159,8 @@ def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
     csrc/attention_decode.cuh.
     """
     if head_dim <= 128:
-        rows = max(rows, 4)
-    copies = 4 if rows <= 4 else 1
+        rows = max(rows, NARROW_ROWS)
+    copies = 4 if rows <= NARROW_ROWS else 1
     sums, folded = -(-copies * rows * (head_dim + 2) // 4) * 16, 6 * rows * head_dim
     used = cuda_ring_bytes(head_dim, element_bytes) + sums + folded + 48
     return -(-used // 128) * 128
