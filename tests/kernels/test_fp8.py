@@ -42,6 +42,7 @@ WIDE = {
     "128x128": GemmConfig("ws", 128, 128, 64, 8, 6, eager=True),
     "128x192": GemmConfig("ws", 128, 192, 64, 8, 5, eager=True),
     "128x256": GemmConfig("ws", 128, 256, 64, 8, 4, eager=True),
+    "64x128-alone": GemmConfig("ws", 64, 128, 64, 4, 9, eager=True),
     "64x128": GemmConfig("ws", 64, 128, 64, 4, 4, ctas_per_sm=2, eager=True),
     "64x128-swapped": GemmConfig("ws", 64, 128, 64, 8, 8, True, eager=True),
     "16x64-swapped": GemmConfig("ws", 16, 64, 64, 4, 7, True, ctas_per_sm=3, eager=True),

@@ -160,6 +160,7 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
     )  # fmt: skip
     constants = {
         "PARTS": variant.parts,
+        "ALONE": variant.parts * variant.ctas_per_sm == 1,
         "BLOCK_Y": columns,
         "SUMS": variant.sums,
         "BLOCK_K": fp8.STEP,

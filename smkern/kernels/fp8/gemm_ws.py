@@ -66,10 +66,10 @@ def _scaled(
 @gluon.jit
 def _multiply(
     operands, schedule,
-    PART: gl.constexpr, PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, SUMS: gl.constexpr,
-    STAGES: gl.constexpr, BLOCKS: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr,
-    LAYOUT: gl.constexpr,
+    PART: gl.constexpr, PARTS: gl.constexpr, ALONE: gl.constexpr, BLOCK_Y: gl.constexpr,
+    SUMS: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr, STREAM: gl.constexpr,
+    SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr,
+    MMA: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     TILE_Y: gl.constexpr = SUMS * BLOCK_Y
     BLOCK_X: gl.constexpr = PARTS * ROWS
@@ -143,7 +143,8 @@ def _multiply(
         else:
             total, stage, phase = sum_by_turns(
                 x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, a_block_step,
-                in_fours, shared.index(PART), PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
+                in_fours, shared.index(PART), PART, PARTS, ALONE, BLOCK_Y, STAGES, BLOCKS, SWAP,
+                MMA,
             )  # fmt: skip
             if not BLOCKS:
                 total = _scaled(
@@ -188,10 +189,11 @@ def fp8_gemm_ws(
     x_desc, y_desc, out_ptr, bias_ptr, residual_ptr, partials, counters, a_scale, w_scale,
     m, n, out_stride, residual_stride, a_step, a_block_step, w_step,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
-    PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, SUMS: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, BLOCKS: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr,
-    LAYOUT: gl.constexpr, FLAT: gl.constexpr, REGS: gl.constexpr, COPY_REGS: gl.constexpr,
+    PARTS: gl.constexpr, ALONE: gl.constexpr, BLOCK_Y: gl.constexpr, SUMS: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr, STREAM: gl.constexpr,
+    SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr,
+    MMA: gl.constexpr, LAYOUT: gl.constexpr, FLAT: gl.constexpr, REGS: gl.constexpr,
+    COPY_REGS: gl.constexpr,
 ):  # fmt: skip
     """out [m, 8n] = act((x @ y^T) * scales + bias) + residual; n and strides in eights.
 
@@ -229,15 +231,15 @@ def fp8_gemm_ws(
                 (
                     _multiply,
                     (
-                        operands, schedule, FIRST_PART, PARTS, BLOCK_Y, SUMS, STAGES, BLOCKS,
-                        STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
+                        operands, schedule, FIRST_PART, PARTS, ALONE, BLOCK_Y, SUMS, STAGES,
+                        BLOCKS, STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
                     ),
                 ),
                 (
                     _multiply,
                     (
-                        operands, schedule, SECOND_PART, PARTS, BLOCK_Y, SUMS, STAGES, BLOCKS,
-                        STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
+                        operands, schedule, SECOND_PART, PARTS, ALONE, BLOCK_Y, SUMS, STAGES,
+                        BLOCKS, STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
                     ),
                 ),
                 (
@@ -258,8 +260,8 @@ def fp8_gemm_ws(
                 (
                     _multiply,
                     (
-                        operands, schedule, FIRST_PART, PARTS, BLOCK_Y, SUMS, STAGES, BLOCKS,
-                        STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
+                        operands, schedule, FIRST_PART, PARTS, ALONE, BLOCK_Y, SUMS, STAGES,
+                        BLOCKS, STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
                     ),
                 ),
                 (

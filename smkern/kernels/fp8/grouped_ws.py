@@ -132,7 +132,7 @@ def _multiply_tile(
             a_bufs, w_bufs = w_bufs, a_bufs
         total, stage, phase = sum_by_turns(
             a_bufs, w_bufs, full, empty, stage, phase, k_iters, a_at, w_at, a_block_step, in_fours,
-            shared, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
+            shared, PART, PARTS, False, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
         )  # fmt: skip
         if not BLOCKS:
             total = _scaled(
