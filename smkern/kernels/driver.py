@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TENSOR_MAP_BYTES = 128
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ANYWHERE = 1 << 20  # an aligned address, replaced before any launch
-_DATA_TYPES = {"fp16": 6, "fp32": 7, "bf16": 9}  # CUtensorMapDataType
+_DATA_TYPES = {"e4m3": 0, "fp16": 6, "fp32": 7, "bf16": 9}  # CUtensorMapDataType
 
 
 @cache

@@ -29,10 +29,14 @@ CHANGES = {
         ("empty_values + 8 * i, 8)", "empty_values + 8 * i, 256)"),
         ("full_work + 8 * i, 1)", "full_work + 8 * i, 32)"),
         ("empty_work + 8 * i, kReaders)", "empty_work + 8 * i, 32 * kReaders)"),
-        ("if (!of_keys && lane == 0) barrier_arrive(", "if (!of_keys) barrier_arrive("),
-        ("if (lane == 0) barrier_arrive(s.empty_work", "barrier_arrive(s.empty_work"),
         ("barrier_expect(full, kQueryBytes);", EXPECT),
         ("else if (lane == 0) {\n      barrier_arrive(full)", "else {\n      barrier_arrive(full)"),
+    ),
+    "attention_prefill_boxes.cuh": (
+        ("if (!of_keys && lane == 0) barrier_arrive(", "if (!of_keys) barrier_arrive("),
+    ),
+    "attention_prefill_copy.cuh": (
+        ("if (lane == 0) barrier_arrive(s.empty_work", "barrier_arrive(s.empty_work"),
     ),
     "attention_prefill.cuh": (
         ("if (lane == 0) barrier_arrive(empty + 8", "barrier_arrive(empty + 8"),

@@ -1,9 +1,10 @@
-"""Decode attention compiled for a device that is absent: lanes stay together, nothing spills."""
+"""Attention compiled for a device that is absent: lanes stay together, nothing of decode spills."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,16 @@ def test_no_code_brings_lanes_together(head_dim, fp8_cache, scaled, rows, tmp_pa
     assert "BRA.DIV" not in text
     assert "WARPSYNC" not in text
     assert not re.search(r"\b(STL|LDL)\b", text), "three teams leave a thread 168 registers"
+
+
+@needs_nvcc
+@pytest.mark.parametrize("head_dim", [96, 256])
+def test_prompts_of_e4m3_caches_come_by_boxes(head_dim, tmp_path):
+    variant = variant_of(head_dim, True, False, 4)
+    prompts = replace(variant, kernel="attention_prefill", teams=2, tma=True, brief=True)
+    text = told(compile_cuda_variant(prompts, 90), tmp_path, "-sass")
+    assert text.count("UTMALDG.4D") == 4, "of keys and values, two pages or two halves of a row"
+    assert "F2FP.F16.E4M3.UNPACK_B" in text
 
 
 @needs_nvcc

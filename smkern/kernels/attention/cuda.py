@@ -112,7 +112,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
         softcap=problem.softcap,
         rows8=-(-shape.decode_rows // 8),
         teams=3 if prefill else config.teams,
-        tma=prefill and problem.cache_dtype != "fp8" and shape.page_size >= MIN_BOX,
+        tma=prefill and shape.page_size >= MIN_BOX,
         scaled=problem.scaled,
         rows4=shape.decode_rows <= NARROW_ROWS,
         brief=not shape.has_decode,

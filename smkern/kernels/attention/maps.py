@@ -6,10 +6,12 @@ import ctypes
 
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.kernels.driver import TENSOR_MAP_BYTES, check, encode_tensor_map, replace_address
+from smkern.tuning.attention.constraints import cache_bytes
 from smkern.tuning.attention.shapes import PREFILL_ROWS, AttentionProblem
 
 _ALIGNMENT = 64
 _SWIZZLES = {64: 2, 128: 3}  # CUtensorMapSwizzle
+_PLAIN = 0
 
 
 class OperandMaps:
@@ -52,13 +54,17 @@ class OperandMaps:
                 (head, token), (block, shape.group, PREFILL_ROWS // shape.group),
                 _SWIZZLES[self._swizzle],
             )  # fmt: skip
-        box = (block, min(shape.page_size, self._keys), 1, 1)
+        size, rows, swizzle = cache_bytes(self._problem), self._keys, _SWIZZLES[self._swizzle]
+        if size == 1:  # each of four warps asks for rows of its own, whole ones up to 128 bytes
+            dtype, rows = "e4m3", self._keys // 4
+            block, swizzle = (128, _SWIZZLES[128]) if dim % 128 == 0 else (dim, _PLAIN)
+        box = (block, min(shape.page_size, rows), 1, 1)
         for i, strides in enumerate((args.k_strides, args.v_strides), start=1):
-            page, token, head = (2 * stride for stride in strides)
+            page, token, head = (size * stride for stride in strides)
             encode_tensor_map(
                 self.address + i * TENSOR_MAP_BYTES, dtype,
                 (dim, shape.page_size, shape.num_kv_heads, args.num_pages), (token, head, page),
-                box, _SWIZZLES[self._swizzle],
+                box, swizzle,
             )  # fmt: skip
 
 
