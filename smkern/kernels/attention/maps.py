@@ -55,14 +55,15 @@ class OperandMaps:
                 _SWIZZLES[self._swizzle],
             )  # fmt: skip
         size, rows, swizzle = cache_bytes(self._problem), self._keys, _SWIZZLES[self._swizzle]
+        cached: str = dtype
         if size == 1:  # each of four warps asks for rows of its own, whole ones up to 128 bytes
-            dtype, rows = "e4m3", self._keys // 4
+            cached, rows = "e4m3", self._keys // 4
             block, swizzle = (128, _SWIZZLES[128]) if dim % 128 == 0 else (dim, _PLAIN)
         box = (block, min(shape.page_size, rows), 1, 1)
         for i, strides in enumerate((args.k_strides, args.v_strides), start=1):
             page, token, head = (size * stride for stride in strides)
             encode_tensor_map(
-                self.address + i * TENSOR_MAP_BYTES, dtype,
+                self.address + i * TENSOR_MAP_BYTES, cached,
                 (dim, shape.page_size, shape.num_kv_heads, args.num_pages), (token, head, page),
                 box, swizzle,
             )  # fmt: skip

@@ -22,8 +22,8 @@ TURNS = gl.constexpr(4)
 """Steps whose sums take turns before all are in the total: what is in flight cannot be carried
 round a loop, as the compiler would wait for it."""
 MANY = gl.constexpr(8)
-"""Turns of a warpgroup that is alone on its SM: 4 to 7% faster than 4, as nobody multiplies while it
-begins anew. With two of them 8 gain nothing by rows and lose 2 to 3% by blocks."""
+"""Turns of a warpgroup that is alone on its SM: 4 to 7% faster than 4, as nobody multiplies while
+it begins anew. With two of them 8 gain nothing by rows and lose 2 to 3% by blocks."""
 QUARTER = gl.constexpr(64)
 """Columns at once of 192 or 256: two sums beside 64 x 256 in all are 192 registers a thread."""
 
