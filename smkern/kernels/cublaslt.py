@@ -162,7 +162,7 @@ class _Layouts:
 
 
 class CublasLtPlan:
-    """One problem and budget, ready to launch with `GemmPlan.launch`'s arguments.
+    """One problem and budget, ready to launch.
 
     There is one immutable descriptor for the addresses of a bias and of scales, so that threads can
     share a plan.

@@ -45,24 +45,13 @@ class GemmPlan:
         self.workspace_bytes = COUNTER_BYTES + partial_bytes if partial_bytes else 0
         self._problem, self._frame_of = problem, frame_of
 
-    def launch(
-        self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,
-        a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        workspace_ptr: int, stream: int,
-    ) -> None:  # fmt: skip
-        """Launch on `stream`. Pointers are device addresses, strides are in elements between rows.
-
-        `workspace_ptr` has `workspace_bytes`, and the counters at its beginning are zero.
-        """
-        launch = self.bind(a_stride, w_stride, out_stride, residual_stride)
-        launch(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream)
-
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
         static_weights: bool = False,
     ) -> Launch:  # fmt: skip
         """The launch for operands with these row strides, in elements: 3 us of host time.
 
+        It takes device addresses and a stream; the counters at the workspace's beginning are zero.
         `static_weights` promises that no running kernel writes w: a launch that overlaps the
         previous kernel then fetches its first weights at once.
         """

@@ -170,13 +170,11 @@ class Launch:
 
     def __call__(self, stream: int) -> None:
         x = self.x
-        self.plan.launch(
+        residual = (0, 0) if x.residual is None else (x.residual.data_ptr(), x.residual.stride(0))
+        launch = self.plan.bind(x.a.stride(0), x.w.stride(0), x.out.stride(0), residual[1])
+        launch(
             x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(),
-            0 if x.bias is None else x.bias.data_ptr(),
-            0 if x.residual is None else x.residual.data_ptr(),
-            x.a.stride(0), x.w.stride(0), x.out.stride(0),
-            0 if x.residual is None else x.residual.stride(0),
-            self.room.data_ptr(), stream,
+            0 if x.bias is None else x.bias.data_ptr(), residual[0], self.room.data_ptr(), stream,
         )  # fmt: skip
 
 

@@ -66,10 +66,8 @@ class Traced:
 
     def launch(self, stream: int) -> None:
         a, w, out = self.x.a, self.x.w, self.x.out
-        self.plan.launch(
-            a.data_ptr(), w.data_ptr(), out.data_ptr(), 0, 0,
-            a.stride(0), w.stride(0), out.stride(0), 0, self.room.data_ptr(), stream,
-        )  # fmt: skip
+        launch = self.plan.bind(a.stride(0), w.stride(0), out.stride(0), 0)
+        launch(a.data_ptr(), w.data_ptr(), out.data_ptr(), 0, 0, self.room.data_ptr(), stream)
 
     def smids(self) -> Counter[int]:
         """CTAs of the last launch, by SM; the notes are wiped."""
