@@ -42,10 +42,10 @@ def _scales(a_at, w_at, OF_ROWS: gl.constexpr, OF_BLOCKS: gl.constexpr):
 
 @gluon.jit
 def _scales_of_turns(a_at, a_block_step, in_fours, ALIGNED: gl.constexpr):
-    """The scales of rows of a in four steps, by one load where they lie in fours.
+    """The scales of rows of a in four steps, by one load where they lie in fours (ALIGNED: always).
 
-    A warp's rows are on as many lines, and each takes a clock of the path to shared memory, which
-    bounds products of few rows: by a load a step 64 rows took 2 to 13% longer.
+    A warp's rows are on as many lines, and each takes a clock of the path to shared memory: by a
+    load a step 64 rows took 2 to 13% longer.
     """
     if ALIGNED or in_fours:
         first, second, third, fourth = gl.inline_asm_elementwise(
@@ -244,7 +244,7 @@ def sum_wide(
     """The products of so many steps by 256 columns in quarters, and the stage and phase after them.
 
     Rows of x are fetched into registers once a step, as four quarters would read them from shared
-    memory four times: its bandwidth, 128 bytes a clock, is what bounds a tile.
+    memory four times.
     """
     X: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     acc = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
