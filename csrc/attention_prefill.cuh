@@ -7,6 +7,11 @@
 // is planned.
 #pragma once
 #include "attention_prefill_gather.cuh"
+#if TMA && !KV8
+#include "attention_prefill_boxes.cuh"
+#else
+#include "attention_prefill_copy.cuh"
+#endif
 
 namespace prefill {
 

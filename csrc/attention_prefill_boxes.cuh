@@ -1,6 +1,7 @@
 // Prefill's producer of 16-bit caches: two warps request one box per page and 64 dims, which takes
 // few instructions; rows outside every box are copied, or written as zeros.
 #pragma once
+#include "attention_prefill_gather.cuh"
 
 namespace prefill {
 

@@ -3,6 +3,7 @@
 // Tiny pages are copied row by row, e4m3 of larger ones (TMA 1) by boxes. What is e4m3 lies beside
 // the stages first, so that a tile is on its way while the one before is converted.
 #pragma once
+#include "attention_prefill_gather.cuh"
 
 namespace prefill {
 

@@ -160,9 +160,3 @@ __device__ __forceinline__ void depart(const AttentionParams& p) {
 }
 
 }  // namespace prefill
-
-#if TMA && !KV8
-#include "attention_prefill_boxes.cuh"
-#else
-#include "attention_prefill_copy.cuh"
-#endif

@@ -10,8 +10,7 @@ from smkern.tuning.attention.constraints import cache_bytes
 from smkern.tuning.attention.shapes import PREFILL_ROWS, AttentionProblem
 
 _ALIGNMENT = 64
-_SWIZZLES = {64: 2, 128: 3}  # CUtensorMapSwizzle
-_PLAIN = 0
+_SWIZZLES = {0: 0, 64: 2, 128: 3}  # CUtensorMapSwizzle, by bytes
 
 
 class OperandMaps:
@@ -54,18 +53,19 @@ class OperandMaps:
                 (head, token), (block, shape.group, PREFILL_ROWS // shape.group),
                 _SWIZZLES[self._swizzle],
             )  # fmt: skip
-        size, rows, swizzle = cache_bytes(self._problem), self._keys, _SWIZZLES[self._swizzle]
+        size, rows, swizzle = cache_bytes(self._problem), self._keys, self._swizzle
         cached: str = dtype
         if size == 1:  # each of four warps asks for rows of its own, whole ones up to 128 bytes
             cached, rows = "e4m3", self._keys // 4
-            block, swizzle = (128, _SWIZZLES[128]) if dim % 128 == 0 else (dim, _PLAIN)
+            swizzle = 128 if dim % 128 == 0 else 0
+            block = swizzle or dim
         box = (block, min(shape.page_size, rows), 1, 1)
         for i, strides in enumerate((args.k_strides, args.v_strides), start=1):
             page, token, head = (size * stride for stride in strides)
             encode_tensor_map(
                 self.address + i * TENSOR_MAP_BYTES, cached,
                 (dim, shape.page_size, shape.num_kv_heads, args.num_pages), (token, head, page),
-                box, swizzle,
+                box, _SWIZZLES[swizzle],
             )  # fmt: skip
 
 
