@@ -30,8 +30,13 @@ class Schedule:
         return 2 * self.num_ctas if self.stream_iters else 0
 
 
-def make_schedule(problem: GemmProblem, config: GemmConfig, budget: Budget) -> Schedule:
-    """Distribute the tiles of `problem` over at most `budget` SMs; pure arithmetic, no GPU."""
+def make_schedule(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, turns: int = 1
+) -> Schedule:
+    """Distribute the tiles of `problem` over at most `budget` SMs; pure arithmetic, no GPU.
+
+    K is cut behind multiples of `turns` steps, which a kernel takes faster than others.
+    """
     tiles_m = -(-problem.m // config.block_m)
     tiles_n = -(-problem.n // config.block_n)
     tiles = tiles_m * tiles_n
@@ -49,7 +54,7 @@ def make_schedule(problem: GemmProblem, config: GemmConfig, budget: Budget) -> S
             f"{MAX_COUNTERS}. Use split 1 or stream-K for so large an output."
         )
     ctas = min(ctas, tiles if stream == 0 else stream * k_iters + tiles - stream)
-    quantum = max(1, -(-stream * k_iters // ctas))
+    quantum = max(1, -(-stream * k_iters // (ctas * turns))) * turns
     if stream == tiles:
         ctas = -(-stream * k_iters // quantum)
     across, along = (tiles_n, tiles_m) if config.swap else (tiles_m, tiles_n)

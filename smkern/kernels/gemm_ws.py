@@ -95,38 +95,65 @@ def _store(
 
 
 @gluon.jit
-def _partial(partials, slot, acc, TILE: gl.constexpr, FIRST: gl.constexpr, PITCH: gl.constexpr):
-    """Pointers to an accumulator's elements in a workspace slot of TILE elements."""
+def _packed(acc):
+    """An accumulator [X, Y] as [Y / 8, 8 * X], in which a thread's elements of 8 columns, two rows
+    of a pair each, lie side by side: partials are stored and loaded by 16 bytes, a warp's without a
+    gap."""
     X: gl.constexpr = acc.shape[0]
     Y: gl.constexpr = acc.shape[1]
-    x = gl.arange(0, X, layout=gl.SliceLayout(1, acc.type.layout))
-    y = gl.arange(0, Y, layout=gl.SliceLayout(0, acc.type.layout))
-    return partials + slot.to(gl.int64) * TILE + (FIRST + x[:, None] * PITCH + y[None, :])
+    fragments = acc.reshape([X // 16, 2, 8, Y // 8, 4, 2]).permute([3, 0, 2, 4, 1, 5])
+    return fragments.reshape([Y // 8, 8 * X])
+
+
+@gluon.jit
+def _unpacked(packed, acc):
+    """It as the accumulator lies; neither moves anything between threads."""
+    X: gl.constexpr = acc.shape[0]
+    Y: gl.constexpr = acc.shape[1]
+    fragments = packed.reshape([Y // 8, X // 16, 8, 4, 2, 2]).permute([1, 4, 2, 0, 3, 5])
+    return gl.convert_layout(fragments.reshape([X, Y]), acc.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _partial(partials, slot, packed, TILE: gl.constexpr, FIRST: gl.constexpr):
+    """Pointers to a packed accumulator's elements in a workspace slot of TILE elements."""
+    LENGTH: gl.constexpr = packed.shape[1]
+    row = gl.arange(0, packed.shape[0], layout=gl.SliceLayout(1, packed.type.layout))
+    column = gl.arange(0, LENGTH, layout=gl.SliceLayout(0, packed.type.layout))
+    return partials + slot.to(gl.int64) * TILE + (FIRST + row[:, None] * LENGTH + column[None, :])
+
+
+@gluon.jit
+def store_partial(partials, slot, acc, TILE: gl.constexpr, FIRST: gl.constexpr):
+    """Store an accumulator behind FIRST elements of a workspace slot of TILE."""
+    packed = _packed(acc)
+    gl.store(_partial(partials, slot, packed, TILE, FIRST), packed)
 
 
 @gluon.jit
 def _gather(
     acc, partials, pid, nth, first, pieces, quantum, k_iters,
-    TILE: gl.constexpr, FIRST: gl.constexpr, PITCH: gl.constexpr,
+    TILE: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The sum of a tile's partials in index order. Of two, `acc` is one, as a + b = b + a."""
+    packed = _packed(acc)
     if pieces == 2:
         slot = _partial_slot(2 * first + 1 - pid, nth, quantum, k_iters)
-        acc += gl.load(_partial(partials, slot, acc, TILE, FIRST, PITCH), cache_modifier=".cg")
+        packed += gl.load(_partial(partials, slot, packed, TILE, FIRST), cache_modifier=".cg")
     elif pieces > 2:
-        for piece in range(pieces):
+        slot = _partial_slot(first, nth, quantum, k_iters)
+        packed = gl.load(_partial(partials, slot, packed, TILE, FIRST), cache_modifier=".cg")
+        for piece in range(1, pieces):
             slot = _partial_slot(first + piece, nth, quantum, k_iters)
-            at = _partial(partials, slot, acc, TILE, FIRST, PITCH)
-            value = gl.load(at, cache_modifier=".cg")
-            acc = gl.where(piece == 0, value, acc + value)
-    return acc
+            packed += gl.load(_partial(partials, slot, packed, TILE, FIRST), cache_modifier=".cg")
+    return _unpacked(packed, acc)
 
 
 @gluon.jit
 def _finish(
     acc, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
     partials, pid, nth, first, pieces, quantum, k_iters,
-    TILE: gl.constexpr, FIRST: gl.constexpr, PITCH: gl.constexpr, STREAM: gl.constexpr,
+    TILE: gl.constexpr, FIRST: gl.constexpr, STREAM: gl.constexpr,
     PART_Y: gl.constexpr, LAYOUT: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr, ACT: gl.constexpr,
 ):  # fmt: skip
@@ -137,18 +164,16 @@ def _finish(
         _finish(
             left, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
             residual_stride, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST,
-            PITCH, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+            STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
         )  # fmt: skip
         _finish(
             right, row0, col0 + HALF, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
             residual_stride, partials, pid, nth, first, pieces, quantum, k_iters, TILE,
-            FIRST + HALF, PITCH, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+            FIRST + acc.shape[0] * HALF, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
         )  # fmt: skip
     else:
         if STREAM:
-            acc = _gather(
-                acc, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST, PITCH
-            )
+            acc = _gather(acc, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST)
         if ACT == "swiglu":
             acc = _swiglu(acc, SWAP)
             if SWAP:
@@ -241,9 +266,9 @@ def _multiply_warps(
                 arrived = gl.atomic_add(counters + nth, 0, sem="acquire", scope="gpu")
                 if (arrived == 0) | (pieces > 2):
                     slot = _partial_slot(pid, nth, quantum, k_iters)
-                    gl.store(_partial(partials, slot, acc, TILE, 0, BLOCK_Y), acc)
+                    store_partial(partials, slot, acc, TILE, 0)
                     if EXTRA_Y:
-                        gl.store(_partial(partials, slot, extra, TILE, MAIN, EXTRA_Y), extra)
+                        store_partial(partials, slot, extra, TILE, MAIN)
                     barrier()
                     arrived = gl.atomic_add(counters + nth, 1, sem="acq_rel", scope="gpu")
                 complete = arrived == pieces - 1
@@ -253,13 +278,13 @@ def _multiply_warps(
             _finish(
                 acc, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
                 residual_stride, partials, pid, nth, first, pieces, quantum, k_iters,
-                TILE, 0, BLOCK_Y, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+                TILE, 0, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
             )  # fmt: skip
             if EXTRA_Y:
                 _finish(
                     extra, row0, col0 + BLOCK_Y, own, out_ptr, bias_ptr, residual_ptr, m, n,
                     out_stride, residual_stride, partials, pid, nth, first, pieces, quantum,
-                    k_iters, TILE, MAIN, EXTRA_Y, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+                    k_iters, TILE, MAIN, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
                 )  # fmt: skip
 
 

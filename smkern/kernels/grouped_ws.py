@@ -191,7 +191,7 @@ def _multiply_tile(
         col0 = row
     _finish(
         acc, row0, col0, row, out_ptr, out_ptr, out_ptr, end, n, out_stride, out_stride,
-        out_ptr, 0, 0, 0, 1, 1, 1, 1, 0, 1, False, PART_Y, STORED, SWAP, False, False, "none",
+        out_ptr, 0, 0, 0, 1, 1, 1, 1, 0, False, PART_Y, STORED, SWAP, False, False, "none",
     )  # fmt: skip
     return stage, phase
 

@@ -33,25 +33,27 @@ configs = st.builds(
     max_ctas=st.sampled_from([0, 7, 64]),
 )
 budgets = st.builds(Budget, num_sms=st.integers(1, 132), confined=st.sampled_from(["mask", "grid"]))
+turns = st.sampled_from([1, 4])
 
 
-@given(problems, configs, budgets)
-def test_every_k_step_is_done_once(problem, config, budget):
-    schedule = make_schedule(problem, config, budget)
+@given(problems, configs, budgets, turns)
+def test_every_k_step_is_done_once(problem, config, budget, turns):
+    schedule = make_schedule(problem, config, budget, turns)
     tiles = schedule.tiles_x * schedule.tiles_y
     done = Counter()
     for pid in range(schedule.num_ctas):
         for tile, begin, end in segments(schedule, pid):
             assert 0 <= tile < tiles
             assert 0 <= begin < end <= schedule.k_iters
+            assert begin % turns == 0 or schedule.k_iters % turns
             done.update((tile, k) for k in range(begin, end))
     assert len(done) == tiles * schedule.k_iters
     assert set(done.values()) == {1}
 
 
-@given(problems, configs, budgets)
-def test_partials_have_slots_of_their_own_and_contributors_agree(problem, config, budget):
-    schedule = make_schedule(problem, config, budget)
+@given(problems, configs, budgets, turns)
+def test_partials_have_slots_of_their_own_and_contributors_agree(problem, config, budget, turns):
+    schedule = make_schedule(problem, config, budget, turns)
     slots, pieces = set(), Counter()
     for pid in range(schedule.num_ctas):
         for tile, begin, end in segments(schedule, pid):
@@ -70,9 +72,9 @@ def test_partials_have_slots_of_their_own_and_contributors_agree(problem, config
         assert device._contributors(nth, schedule.quantum, schedule.k_iters)[1] == seen
 
 
-@given(problems, configs, budgets)
-def test_the_grid_stays_within_the_budget(problem, config, budget):
-    schedule = make_schedule(problem, config, budget)
+@given(problems, configs, budgets, turns)
+def test_the_grid_stays_within_the_budget(problem, config, budget, turns):
+    schedule = make_schedule(problem, config, budget, turns)
     resident = config.ctas_per_sm if budget.confined == "mask" else 1
     assert 1 <= schedule.num_ctas <= budget.num_sms * resident
     if config.max_ctas:

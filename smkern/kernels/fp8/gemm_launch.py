@@ -11,7 +11,7 @@ from smkern.kernels.driver import may_overlap
 from smkern.kernels.fp8.gated_launch import GatedPlan, GatedVariant
 from smkern.kernels.fp8.gemm_compile import PAIRS, UNIT, ScaledVariant, variant_of
 from smkern.kernels.fp8.library_launch import LibraryPlan, library_plan
-from smkern.kernels.gemm_schedule import make_schedule
+from smkern.kernels.gemm_schedule import Schedule, make_schedule
 from smkern.tuning import constraints, fp8
 from smkern.tuning.config import Budget, GemmConfig
 from smkern.tuning.constraints import COUNTER_BYTES
@@ -53,9 +53,13 @@ class ScaledPlan:
         """Counters and partial tiles, bytes."""
         if self.variant.kernel != "ws":
             return 0
-        slots = make_schedule(self.problem.twin, self.config, self.budget).partial_slots
+        slots = self._schedule.partial_slots
         each = 4 * self.config.block_m * self.config.block_n
         return COUNTER_BYTES + slots * each if slots else 0
+
+    @property
+    def _schedule(self) -> Schedule:
+        return make_schedule(self.problem.twin, self.config, self.budget, turns=fp8.TURNS)
 
     def bind(self, strides: Strides, *, static_weights: bool = False) -> Launch:
         """The launch for operands that lie so; thread-safe.
@@ -89,7 +93,7 @@ class ScaledPlan:
 
     def _bind_ws(self, strides: Strides, early: int) -> Launch:
         p, variant = self.problem, self.variant
-        s = make_schedule(p.twin, self.config, self.budget)
+        s = self._schedule
         numbers = (
             p.m, p.n // UNIT, strides.out // UNIT, strides.residual // UNIT, strides.a_step,
             strides.a_block_step, strides.w_step, s.tiles_x, s.tiles_y, s.k_iters, s.whole_tiles,

@@ -25,7 +25,7 @@ from smkern.kernels.fp8.gemm_sums import (
     sum_three,
     sum_wide,
 )
-from smkern.kernels.gemm_ws import _finish, _partial
+from smkern.kernels.gemm_ws import _finish, store_partial
 from smkern.kernels.gemm_ws_copy import barrier, copy_warp
 
 _num_segments = gluon.jit(_schedule._num_segments)
@@ -166,9 +166,7 @@ def _multiply(
                     slot = _partial_slot(pid, nth, quantum, k_iters)
                     for part in gl.static_range(SUMS):
                         at = FIRST + part * ROWS * BLOCK_Y
-                        gl.store(
-                            _partial(partials, slot, sums[part], TILE, at, BLOCK_Y), sums[part]
-                        )
+                        store_partial(partials, slot, sums[part], TILE, at)
                     barrier()
                     arrived = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
                 complete = arrived == pieces - 1
@@ -179,7 +177,7 @@ def _multiply(
                 _finish(
                     sums[part], row0, col0 + part * BLOCK_Y, own, out_ptr, bias_ptr, residual_ptr,
                     m, n, out_stride, residual_stride, partials, pid, nth, head, pieces, quantum,
-                    k_iters, TILE, FIRST + part * ROWS * BLOCK_Y, BLOCK_Y, STREAM, BLOCK_Y, LAYOUT,
+                    k_iters, TILE, FIRST + part * ROWS * BLOCK_Y, STREAM, BLOCK_Y, LAYOUT,
                     SWAP, BIAS, RESIDUAL, ACT,
                 )  # fmt: skip
 

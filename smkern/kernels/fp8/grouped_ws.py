@@ -45,7 +45,7 @@ def _store(
     COLUMNS: gl.constexpr = total.shape[1]
     _finish(
         total, x0, y0, first, out_ptr, out_ptr, out_ptr, end, n, out_stride, out_stride,
-        out_ptr, 0, 0, 0, 1, 1, 1, 1, 0, 1, False, COLUMNS, LAYOUT, SWAP, False, False, "none",
+        out_ptr, 0, 0, 0, 1, 1, 1, 1, 0, False, COLUMNS, LAYOUT, SWAP, False, False, "none",
     )  # fmt: skip
 
 
