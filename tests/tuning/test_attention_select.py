@@ -62,6 +62,12 @@ def test_few_units_of_wide_rows_take_two_teams(batch, length, num_sms, teams, ca
     assert select_attention(narrow, budget, profile).config.teams == 3
 
 
+def test_heads_of_64_keep_their_teams(profile):
+    """Two of them have too little in flight: 27.0 us by four, 34.8 by two, of 14 heads on 2."""
+    problem = decode_of(64, 2048, num_q_heads=14, num_kv_heads=2, head_dim=64)
+    assert select_attention(problem, Budget(32, "mask", False), profile).config.teams == 4
+
+
 def test_a_tuned_cell_counts_before_the_model(profile):
     found = select_attention(problem_of(), BUDGET, profile, TABLE)
     assert (found.config, found.source) == (TWO, "table")

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 MUST_GAIN = 1.05
 """Predicted speed-up that another configuration needs to replace the default."""
 FEW_UNITS, FEW_TEAMS = 24, 2
-"""Of wide rows, more than `NARROW_ROWS`, up to 24 decode units an SM are faster by two teams.
+"""Of wide rows, more than `NARROW_ROWS`, up to 24 decode units an SM are faster by two teams, but
+of heads of 64, whose teams have half as many bytes in flight.
 
 Three teams over two, 64 heads on 8, 16 to 132 SMs of an H200: 1.02 to 1.17 with up to 16 units an
 SM, 1.0 with 24, 0.85 to 1.01 with more, but 1.02 to 1.04 with 31 on the whole device. A team's
-warps add their sums one after another there, and a thread of three teams has fewer registers.
+warps add their sums one after another there, and a thread of three teams has fewer registers. 14
+heads of 64 on 2: 0.78 and 0.80 on 32 and 84 SMs, once 1.08.
 """
 
 
@@ -163,8 +165,8 @@ def _worthwhile(
     """Those to choose from, without teams that few decode units do not need, the default first."""
     shape = problem.shape
     units = shape.max_decode_items * shape.num_kv_heads
-    wide = shape.decode_rows > constraints.NARROW_ROWS and not shape.has_prefill
-    if not wide or units > FEW_UNITS * budget.num_sms:
+    wide = shape.decode_rows > constraints.NARROW_ROWS and shape.head_dim > 64
+    if not wide or shape.has_prefill or units > FEW_UNITS * budget.num_sms:
         return listed
     few = [x for x in listed if x.kernel != "cuda" or x.teams <= FEW_TEAMS]
     return sorted(few, key=lambda x: x.teams, reverse=True) or listed
