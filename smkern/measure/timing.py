@@ -8,6 +8,7 @@ is the median of their ratios in each round.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ Call = Callable[[int], Any]
 MIN_TOTAL_BYTES = 150_000_000
 """Total size of rotated operands, bytes: 2.5 times an H200's L2."""
 
+_FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.@+-]+)+/(?=\w)")
+"""Of an absolute path all but the file's name: results are for other machines to read."""
 _HEAD_START_CYCLES = 1_200_000
 """About 0.6 ms of spinning, which puts the host ahead of the device before the first replay."""
 
@@ -239,8 +242,8 @@ def run_eagerly(call: Call, stream: Any) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """An error's type and first line, short enough for a table cell."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """An error's type and first line, short enough for a table cell: of paths the file's name."""
+    return _FOLDERS.sub("", f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def try_eagerly(call: Call, stream: Any) -> str | None:

@@ -6,6 +6,7 @@ from smkern.measure.timing import (
     Case,
     Timing,
     calls_for,
+    first_line,
     ratio,
     rounds_for,
     time_interleaved,
@@ -62,6 +63,17 @@ def test_an_eager_run_tells_success_from_the_error_s_first_line(cuda):
         raise ValueError("no such tile\nmore")
 
     assert try_eagerly(broken, cuda.new_stream()) == "ValueError: no such tile"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("in /home/me/.cache/x-1/decode.cu:63: no group", "in decode.cu:63: no group"),
+        ("2 tokens/ms, 3/4 of a wave", "2 tokens/ms, 3/4 of a wave"),
+    ],
+)
+def test_an_error_names_files_without_their_folders(text, shown):
+    assert first_line(ValueError(text)) == f"ValueError: {shown}"
 
 
 def test_a_budget_of_time_sizes_graphs_and_rounds_and_names_who_cannot_be_captured(cuda):
