@@ -96,9 +96,8 @@ def _store(
 
 @gluon.jit
 def _packed(acc):
-    """An accumulator [X, Y] as [Y / 8, 8 * X], in which a thread's elements of 8 columns, two rows
-    of a pair each, lie side by side: partials are stored and loaded by 16 bytes, a warp's without a
-    gap."""
+    """An accumulator [X, Y] as [Y / 8, 8 * X]: of 8 columns a thread has two in each of two rows,
+    which lie side by side here, so partials move by 16 bytes a thread, a warp's without a gap."""
     X: gl.constexpr = acc.shape[0]
     Y: gl.constexpr = acc.shape[1]
     fragments = acc.reshape([X // 16, 2, 8, Y // 8, 4, 2]).permute([3, 0, 2, 4, 1, 5])
@@ -107,7 +106,7 @@ def _packed(acc):
 
 @gluon.jit
 def _unpacked(packed, acc):
-    """It as the accumulator lies; neither moves anything between threads."""
+    """A packed accumulator in the layout of `acc`; no element changes its thread either way."""
     X: gl.constexpr = acc.shape[0]
     Y: gl.constexpr = acc.shape[1]
     fragments = packed.reshape([Y // 8, X // 16, 8, 4, 2, 2]).permute([1, 4, 2, 0, 3, 5])
