@@ -41,14 +41,19 @@ def test_every_beginning_of_a_plan_has_all_kinds_and_many_rungs(part: int) -> No
     assert len(all_rungs(cell for cell in cells if not cell.held_out)) == len(RUNGS)
 
 
-@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-14b"])
-@pytest.mark.parametrize("part", [200, 300, 400, 500, 550, 600])
+@pytest.mark.parametrize(
+    ("model", "part"),  # 8B's was measured whole, the first 491 cells of 14B's
+    [
+        *(("qwen3-8b", part) for part in (200, 300, 400, 500, 550, 600)),
+        *(("qwen3-14b", part) for part in (200, 300, 400)),
+    ],
+)
 def test_a_profile_that_is_cut_tells_mixed_forwards(model: str, part: int) -> None:
-    """What a whole profile measured, as if it had been cut: it was 8% off before."""
+    """What a longer profile measured, as if it had been cut: it was 8% off before."""
     profile = read_profile(FOLDER / "h200" / f"{model}.profile.jsonl")
     cells = plan(Room(132, pool_tokens=POOL_TOKENS))
-    assert {cell.name for cell in cells} == {line.cell for line in profile.lines}
     cut = {cell.name for cell in cells[:part]}
+    assert cut <= {line.cell for line in profile.lines} <= {cell.name for cell in cells}
     kept = [x.sample for x in profile.lines if x.cell in cut and not x.held_out]
     table = TablePredictor(timings_of(kept), profile.sizes, load_profile("h200"), profile.gemms)
     assert accuracy(table, profile.held_out).solo["mixed"].mean < 0.055
