@@ -275,8 +275,8 @@ def test_a_measurement_with_another_driver_is_mentioned(fake_gpu, monkeypatch) -
 
 def test_tables_are_named_by_the_models_they_are_whole_for():
     found = {finding.name: finding.detail for finding in table_findings(H200)}
-    assert "llama-3.1-8b, qwen3-8b" in found["shipped"]
-    assert "qwen3-14b" not in found["shipped"], "its gate_up is in no table"
+    assert "llama-3.1-8b, qwen3-8b, qwen3-14b, qwen3-32b" in found["shipped"]
+    assert "qwen2.5-7b" not in found["shipped"], "its weights are in no table"
     assert "fitted on NVIDIA H200" in found["cost model"]
     pcie = replace(H100, name="NVIDIA H100 PCIe")
     foreign = {finding.name: finding for finding in table_findings(pcie)}
