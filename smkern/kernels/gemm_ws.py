@@ -130,6 +130,12 @@ def store_partial(partials, slot, acc, TILE: gl.constexpr, FIRST: gl.constexpr):
 
 
 @gluon.jit
+def _load_partial(partials, slot, packed, TILE: gl.constexpr, FIRST: gl.constexpr):
+    """What another CTA stored there, packed as `packed` is."""
+    return gl.load(_partial(partials, slot, packed, TILE, FIRST), cache_modifier=".cg")
+
+
+@gluon.jit
 def _gather(
     acc, partials, pid, nth, first, pieces, quantum, k_iters,
     TILE: gl.constexpr, FIRST: gl.constexpr,
@@ -138,13 +144,13 @@ def _gather(
     packed = _packed(acc)
     if pieces == 2:
         slot = _partial_slot(2 * first + 1 - pid, nth, quantum, k_iters)
-        packed += gl.load(_partial(partials, slot, packed, TILE, FIRST), cache_modifier=".cg")
+        packed += _load_partial(partials, slot, packed, TILE, FIRST)
     elif pieces > 2:
         slot = _partial_slot(first, nth, quantum, k_iters)
-        packed = gl.load(_partial(partials, slot, packed, TILE, FIRST), cache_modifier=".cg")
+        packed = _load_partial(partials, slot, packed, TILE, FIRST)
         for piece in range(1, pieces):
             slot = _partial_slot(first + piece, nth, quantum, k_iters)
-            packed += gl.load(_partial(partials, slot, packed, TILE, FIRST), cache_modifier=".cg")
+            packed += _load_partial(partials, slot, packed, TILE, FIRST)
     return _unpacked(packed, acc)
 
 

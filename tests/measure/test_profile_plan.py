@@ -52,8 +52,10 @@ def test_a_profile_that_is_cut_tells_mixed_forwards(model: str, part: int) -> No
     """What a longer profile measured, as if it had been cut: it was 8% off before."""
     profile = read_profile(FOLDER / "h200" / f"{model}.profile.jsonl")
     cells = plan(Room(132, pool_tokens=POOL_TOKENS))
-    cut = {cell.name for cell in cells[:part]}
-    assert cut <= {line.cell for line in profile.lines} <= {cell.name for cell in cells}
+    planned, cut = ({cell.name for cell in some} for some in (cells, cells[:part]))
+    measured = {line.cell for line in profile.lines}
+    assert cut <= measured <= planned
+    assert measured == planned or model == "qwen3-14b"
     kept = [x.sample for x in profile.lines if x.cell in cut and not x.held_out]
     table = TablePredictor(timings_of(kept), profile.sizes, load_profile("h200"), profile.gemms)
     assert accuracy(table, profile.held_out).solo["mixed"].mean < 0.055
