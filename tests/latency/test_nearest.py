@@ -48,13 +48,14 @@ def test_a_models_own_table_is_taken(gpu: str | None) -> None:
 @pytest.mark.parametrize(
     ("profile", "alone", "beside"),
     [
-        (load_profile(H100), 0.055, 0.075),  # measured ceilings, tuned tables
+        (load_profile(H100), 0.055, 0.08),  # measured ceilings, tuned tables
         (scaled(gpus.H100, load_profile("h200")), 0.1, 0.1),  # nothing but its facts
     ],
     ids=["measured", "scaled"],
 )
 def test_an_h100_is_told_from_an_h200(profile: Profile, alone: float, beside: float) -> None:
-    """Held-out launches of Qwen3-8B on an H100, by an H200's table of it."""
+    """Held-out launches of Qwen3-8B on an H100, whose attention was that of before, by an H200's
+    table of it."""
     held_out = read_profile(FOLDER / H100 / "qwen3-8b.profile.jsonl")
     gemms = held_out.gemms if profile.source == "shipped" else None
     table = TablePredictor.load("qwen3-8b", "h200")
@@ -64,13 +65,14 @@ def test_an_h100_is_told_from_an_h200(profile: Profile, alone: float, beside: fl
 
 
 def test_another_h200_without_cutlass_is_told_from_the_table() -> None:
-    """Held-out launches of Qwen3-8B there, whose table was timed with some of its kernels."""
+    """Held-out launches of Qwen3-8B there, whose table was timed with some of its kernels, and with
+    attention and products of later."""
     there = read_profile(FOLDER / "h200" / "qwen3-8b.held_out.jsonl")
     table = TablePredictor.load("qwen3-8b", "h200")
     as_timed = accuracy(table, there.held_out).solo["all"]
     priced = accuracy(table.for_model(there.sizes, gemms=there.gemms), there.held_out).solo["all"]
-    assert priced.mean < 0.033 < 0.038 < as_timed.mean
-    assert priced.worst < 0.11 < 0.22 < as_timed.worst
+    assert priced.mean < 0.04 < 0.045 < as_timed.mean
+    assert priced.worst < 0.17 < 0.24 < as_timed.worst
 
 
 def test_gemms_are_priced_by_the_kernels_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:

