@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern.autotune.family import MeasuredFamily, Tasks
-from smkern.autotune.measure import Tuner
+from smkern.autotune.gemm import OTHERS_MUST_GAIN
+from smkern.autotune.measure import Tuner, best_cell
+from smkern.autotune.raw import Measurement
 from smkern.device import Budget
+from smkern.kernels.cute.compile import serves
 from smkern.measure.partitions import Place
 from smkern.measure.timing import sets_for
 from smkern.models.quantization import Kind
@@ -21,13 +25,17 @@ from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher
 from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference.fp8 import dequantize, quantize
 from smkern.profile import Profile
-from smkern.tuning import fp8
+from smkern.tuning import fp8, fp8_cutlass
 from smkern.tuning.config import GemmConfig
+from smkern.tuning.constraints import OPTIONAL, may_serve_extras
 from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_table import FP8_FAMILY
+from smkern.tuning.table import Cell
 
 MAX_OF_A_TILE = 2
 """Configurations of the same tile and CTAs an SM among the candidates."""
+CUTLASS = 4
+"""Candidates of CUTLASS's: among the model's 4 best was what took 1.004 of the best of 12."""
 BOTH_WAYS = 2
 """Candidates that are measured both overlapping the launch before and apart from it."""
 
@@ -96,7 +104,8 @@ class ScaledTuner(Tuner[ScaledProblem, GemmConfig]):
     def launches(
         self, problem: ScaledProblem, place: Place, config: GemmConfig
     ) -> Sequence[Callable[[], object]]:
-        plan = self.dispatcher.launch_by(config, problem, place.budget, False)
+        kernels: Any = self.dispatcher.kernels()
+        plan = kernels.prepare(problem, config, place.budget)
         if plan.workspace_bytes > self.workspace.nbytes:
             size = max(plan.workspace_bytes, 64 << 20)
             self.workspace = torch.zeros(size, dtype=torch.uint8, device=self.out.device)
@@ -122,7 +131,8 @@ def _run(launch: Callable[..., None], addresses: list[int], workspace: Tensor, s
 def listed(
     problem: ScaledProblem, budget: Budget, profile: Profile, most: int
 ) -> dict[GemmConfig, float]:
-    """The model's best, at most `MAX_OF_A_TILE` of a tile, so that others get a chance."""
+    """The model's best, at most `MAX_OF_A_TILE` of a tile, so that others get a chance, and beside
+    them CUTLASS's best where it is there."""
     found: dict[GemmConfig, float] = {}
     tiles: Counter[tuple[object, ...]] = Counter()
     for us, config in sorted(fp8.ranked(problem, budget, profile)):
@@ -133,7 +143,23 @@ def listed(
     if budget.confined == "mask":
         for config in list(found)[:BOTH_WAYS]:
             found.setdefault(replace(config, overlap=not config.overlap), found[config])
+    if fp8_cutlass.pays(problem.m) and may_serve_extras(problem, profile.info.capability):
+        beside = sorted(fp8.ranked(problem, budget, profile, "cutlass"))
+        served = [x for x in beside if serves(profile.info.capability, problem, x[1])]
+        found |= {config: us for us, config in served[:CUTLASS]}
     return found
+
+
+def best(measured: Sequence[Measurement[ScaledProblem, GemmConfig]]) -> Cell | None:
+    """The fastest, CUTLASS's only if clearly, and the fastest that needs no extra."""
+    others = [x for x in measured if x.config.kernel in OPTIONAL and x.error is None]
+    ours = best_cell([x for x in measured if x.config.kernel not in OPTIONAL])
+    if ours is None:
+        return None
+    first = min(others, key=lambda x: x.us, default=None)
+    if first is None or OTHERS_MUST_GAIN * first.us >= ours.us:
+        return Cell(ours.config, ours.us, ours.config, ours.us)
+    return Cell(first.config, first.us, ours.config, ours.us)
 
 
 def case_of(m: int, n: int, k: int, kind: Kind) -> ScaledCase:
@@ -165,6 +191,7 @@ FAMILY = MeasuredFamily(
     dispatcher=fp8_dispatcher,
     tuner=ScaledTuner,
     tasks=_tasks,
+    best=best,
     operands=lambda case: case.operands,
 )
 """Rows and blocks of scales, whatever the epilogue."""

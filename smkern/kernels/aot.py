@@ -139,6 +139,7 @@ class LoadedKernel:
         *,
         what: str,
         overlap: bool = False,
+        bare: bool = False,
     ) -> Launch:
         """launch(stream, a, w, *addresses) with tensor maps of its own; thread-safe.
 
@@ -151,6 +152,7 @@ class LoadedKernel:
             numbers: Its other run-time parameters.
             what: What is launched, for messages.
             overlap: As of `bind`.
+            bare: Whether the kernel's parameters are these alone, as Triton's are not.
         """
         artifact, words = self.artifact, addresses + len(numbers) + 1
         buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + 8 * words)
@@ -165,8 +167,8 @@ class LoadedKernel:
         given: list[int] = []
         for where, x in sorted(((a_map, a), (w_map, w)), key=lambda pair: pair[1].side):
             # a descriptor has the map, shape and strides; the kernel reads the map only
-            given += [where, *[zero] * (2 * len(x.sizes))]
-        given += [*values, zero, zero]  # Triton's scratch pointers, unused
+            given += [where] if bare else [where, *[zero] * (2 * len(x.sizes))]
+        given += values if bare else [*values, zero, zero]  # Triton's scratch pointers, unused
         params = (ctypes.c_void_p * len(given))(*given)
         run = launcher(
             self.function, num_ctas, artifact.num_threads, artifact.shared_bytes, overlap=overlap

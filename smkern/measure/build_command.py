@@ -13,9 +13,10 @@ from smkern.device import Budget, gpu_folder
 from smkern.errors import DeviceError
 from smkern.kernels.cuda_source import cubin_path
 from smkern.kernels.cute import cpp_build
-from smkern.kernels.cute.compile import ARCH, absent, compile_many
+from smkern.kernels.cute.compile import ARCH, Kernel, absent, compile_many
+from smkern.kernels.fp8.gemm_compile import variant_of as scaled_variant_of
 from smkern.kernels.gemm_variants import Variant, variant_of
-from smkern.latency.model_gemms import budgets_of, problems_of
+from smkern.latency.model_gemms import budgets_of, problems_of, scaled_problems_of
 from smkern.latency.work import padded_rows
 from smkern.measure.compiling import settled_problem
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
@@ -23,6 +24,7 @@ from smkern.measure.options import IntList, ShapeList, parse_epilogue
 from smkern.models.config import ModelConfig
 from smkern.models.presets import preset
 from smkern.models.step import batch_buckets
+from smkern.ops.fp8 import dispatch as fp8_dispatch
 from smkern.ops.gemm.dispatch import of_step, offline_dispatcher
 from smkern.profile import Profile, load_profile
 from smkern.tuning.config import GemmProblem
@@ -54,18 +56,23 @@ def likeliest(
         yield from seen
 
 
-def of_model(config: ModelConfig, profile: Profile) -> Iterator[Variant]:
+def of_model(config: ModelConfig, profile: Profile) -> Iterator[Kernel]:
     """The variants that dispatch takes for a model's forwards, of any rows on any even SM count.
 
     By the device's tuned tables, then the cost model, as if all could be compiled.
     """
     dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile))
+    scaled, capability = fp8_dispatch.offline_dispatcher(profile), profile.info.capability
     for budget, rows in product(budgets_of(profile.info.num_sms), ROWS):
         for problem in problems_of(config, rows, min(rows, MAX_BATCH)):
             problem = settled_problem(problem, budget, dispatcher)
             chosen = dispatcher.select(problem, budget).config
             if chosen.kernel in OPTIONAL:
                 yield variant_of(problem, chosen, profile.info.sm)
+        for scaled_problem in scaled_problems_of(config, rows, capability):
+            config_chosen = scaled.select(scaled_problem, budget)
+            if config_chosen.kernel in OPTIONAL:
+                yield scaled_variant_of(scaled_problem, config_chosen, profile.info.sm)
 
 
 @click.command("build")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from math import ceil
+from typing import Protocol
 
 from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProblem, Kernel
 
@@ -335,7 +336,17 @@ def violations(
     return [each.__name__ for each in CONSTRAINTS if not each(problem, config, budget, capability)]
 
 
-def may_serve_extras(problem: GemmProblem, capability: Capability) -> bool:
+class Operands(Protocol):
+    """Of any GEMM: whether rows and bases are 16-byte aligned, and what is multiplied."""
+
+    @property
+    def aligned(self) -> bool: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+def may_serve_extras(problem: Operands, capability: Capability) -> bool:
     """Whether any configuration of a kernel that needs an extra runs a problem."""
     return problem.aligned and problem.dtype != "fp32" and capability[0] == 9
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 from smkern.device import check_budget
 from smkern.errors import ArgumentError
-from smkern.tuning import candidates, constraints, cost_model
-from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
+from smkern.tuning import candidates, constraints, cost_model, fp8_cutlass
+from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, load_constants
 from smkern.tuning.grouped import GroupedConfig
 from smkern.tuning.select import INVARIANT_BUDGETS, INVARIANT_ROWS, Nominal
@@ -218,6 +218,8 @@ def variants(
 
 def sensible(m: int, config: GemmConfig) -> bool:
     """Whether no other tile is clearly better for `m` rows."""
+    if config.kernel == "cutlass":
+        return fp8_cutlass.pays(m)
     if not config.swap:
         return m > 32 and config.block_m < 2 * m
     tiles = -(-m // config.block_m)
@@ -227,7 +229,8 @@ def sensible(m: int, config: GemmConfig) -> bool:
 
 def serves_ws(problem: ScaledProblem, capability: tuple[int, int]) -> bool:
     """Whether the warp-specialised kernel can run: bulk copies want 16-byte rows."""
-    return problem.aligned and capability[0] == 9 and problem.kernel in ("", "own", "model", "ws")
+    asked = problem.kernel in ("", "own", "model", "ws", "cutlass")
+    return problem.aligned and capability[0] == 9 and asked
 
 
 def serves_library(problem: ScaledProblem, budget: Budget, profile: Profile) -> bool:
@@ -281,21 +284,25 @@ def pointer_config(problem: ScaledProblem, budget: Budget) -> GemmConfig:
 
 
 def ranked(
-    problem: ScaledProblem, budget: Budget, profile: Profile
+    problem: ScaledProblem, budget: Budget, profile: Profile, kernel: Kernel = "ws"
 ) -> Iterator[tuple[float, GemmConfig]]:
-    """Configurations of the warp-specialised kernel and their predicted times, us; unsorted."""
+    """Configurations of a kernel, "ws" or "cutlass", and their predicted times, us; unsorted."""
     constants = load_constants(profile.info.name, profile.info.capability)
     ceilings = cost_model.Ceilings(budget, profile, constants)
     twin = problem.twin
     capability, masked = profile.info.capability, budget.confined == "mask"
-    made = variants(problem.epilogue.residual, masked, capability, problem.blocks)
+    if kernel == "cutlass":
+        made = fp8_cutlass.variants(capability)
+    else:
+        made = variants(problem.epilogue.residual, masked, capability, problem.blocks)
     for variant in made:
-        if not sensible(problem.m, variant):
+        if problem.kernel != "cutlass" and not sensible(problem.m, variant):
             continue
         group = candidates.group_m(problem.m, variant, budget.num_sms)
         estimate = cost_model.Estimate(twin, variant, ceilings, constants, group)
         longer = _over_twin(problem, variant, budget.num_sms / profile.info.num_sms)
-        for split in candidates.splits(estimate.tiles, estimate.ctas, estimate.steps):
+        cuts = candidates.splits(estimate.tiles, estimate.ctas, estimate.steps)
+        for split in (1,) if kernel == "cutlass" else cuts:
             for cap in estimate.grids(split):
                 config = replace(variant, split=split, group_m=group, max_ctas=cap)
                 if can_split(twin, config, cap or estimate.ctas):
@@ -304,7 +311,9 @@ def ranked(
 
 
 def _over_twin(problem: ScaledProblem, config: GemmConfig, share: float) -> float:
-    """Time of a product over its twin's, on a share of the device's SMs."""
+    """Time of a product over its twin's, on a share of the device's SMs; by CUTLASS the same."""
+    if config.kernel == "cutlass":
+        return 1.0
     if problem.m > COLUMNS[-1]:
         return CROWDED if config.ctas_per_sm > 1 or is_wide(config) else 1.0
     tile = config.block_m, config.block_n, config.swap, config.ctas_per_sm
@@ -341,6 +350,8 @@ def choose(problem: ScaledProblem, budget: Budget, profile: Profile) -> GemmConf
         return replace(GATED, group_m=candidates.group_m(problem.m, GATED, budget.num_sms))
     if not serves_ws(problem, capability):
         return pointer_config(problem, budget)
+    if problem.kernel == "cutlass":
+        return min(ranked(problem, budget, profile, "cutlass"), key=itemgetter(0))[1]
     if problem.batch_invariant:
         config = invariant_config(problem.n, problem.k, capability, problem.blocks)
         return replace(config, group_m=candidates.group_m(problem.m, config, budget.num_sms))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from smkern.device import Confinement, check_budget
-from smkern.tuning import constraints, fp8
-from smkern.tuning.cells import Cells, FlatCodec, Tuned
+from smkern.tuning import constraints, fp8, fp8_cutlass
+from smkern.tuning.cells import Cells
 from smkern.tuning.config import Budget, GemmConfig
 from smkern.tuning.constraints import Capability
 from smkern.tuning.family import Family
 from smkern.tuning.fp8 import ScaledProblem
-from smkern.tuning.table import DEFAULT_CONFIG
+from smkern.tuning.table import Cell, CellCodec
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -47,7 +47,14 @@ class ScaledKey:
         return astuple(self)[:-1]
 
 
-ScaledCells = Mapping[ScaledKey, Tuned[GemmConfig]]
+ScaledCells = Mapping[ScaledKey, Cell]
+Served = Callable[[ScaledProblem, GemmConfig], bool]
+"""Whether a configuration of a kernel that needs an extra can run."""
+
+
+def never(problem: ScaledProblem, config: GemmConfig) -> bool:
+    """None can."""
+    return False
 
 
 @dataclass(slots=True)
@@ -57,18 +64,29 @@ class ScaledTable:
     cells: ScaledCells
     _rows: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
 
+    has_extras: bool = field(init=False)
+    """Whether kernels that need an extra were at hand where it was tuned."""
+
     def __post_init__(self) -> None:
+        self.has_extras = any(x.config.kernel in constraints.OPTIONAL for x in self.cells.values())
         for key in sorted(self.cells):
             self._rows.setdefault(key.series, []).append(key.m)
 
     def lookup(
-        self, problem: ScaledProblem, budget: Budget, capability: Capability
+        self,
+        problem: ScaledProblem,
+        budget: Budget,
+        capability: Capability,
+        served: Served = never,
     ) -> GemmConfig | None:
         """The configuration of the next tuned rows that make as many row tiles, or None.
 
+        A kernel that needs an extra gives way to the best of the others where it is not `served`.
         A batch-invariant choice sees no table, so that new measurements change no bits.
         """
-        if problem.batch_invariant or problem.epilogue.swiglu or problem.kernel == "model":
+        if problem.batch_invariant or problem.epilogue.swiglu:
+            return None
+        if problem.kernel in ("model", "cutlass"):
             return None
         if not fp8.serves_ws(problem, capability):
             return None
@@ -77,7 +95,9 @@ class ScaledTable:
         at = bisect_left(rows, problem.m)
         if at == len(rows) or rows[at] > 2 * problem.m:
             return None
-        config = self.cells[replace(key, m=rows[at])].config
+        cell = self.cells[replace(key, m=rows[at])]
+        extra = cell.config.kernel in constraints.OPTIONAL
+        config = cell.own if extra and not served(problem, cell.config) else cell.config
         if -(-problem.m // config.block_m) != -(-rows[at] // config.block_m):
             return None
         return fitting(problem, config, budget, capability)
@@ -89,7 +109,10 @@ def fitting(
     """The configuration with as many stages as leave the epilogue room; None if it cannot run."""
     tile = (config.block_m, config.block_n, config.num_warps, config.swap, config.ctas_per_sm)
     masked = budget.confined == "mask"
-    made = fp8.variants(problem.epilogue.residual, masked, capability, problem.blocks)
+    if config.kernel == "cutlass":
+        made = fp8_cutlass.variants(capability)
+    else:
+        made = fp8.variants(problem.epilogue.residual, masked, capability, problem.blocks)
     for x in made:
         if tile == (x.block_m, x.block_n, x.num_warps, x.swap, x.ctas_per_sm):
             found = replace(config, num_stages=x.num_stages)
@@ -103,28 +126,37 @@ class ScaledFamily(Family[ScaledProblem, GemmConfig]):
 
     name = "gemm_fp8"
     key = ScaledKey
-    codec = FlatCodec(ScaledKey, DEFAULT_CONFIG)
+    codec = CellCodec(ScaledKey)
 
-    def table_of(self, found: Cells[ScaledKey, Tuned[GemmConfig]]) -> ScaledTable:
+    def table_of(self, found: Cells[ScaledKey, Cell]) -> ScaledTable:
         return ScaledTable(found.cells)
 
-    def broken(self, key: ScaledKey, cell: Tuned[GemmConfig], profile: Profile) -> str:
-        config, budget = cell.config, Budget(key.num_sms, key.confined)
-        if min(key.n, key.k, key.m, config.group_m) < 1:
-            return "positive sizes"
-        if fitting(key.problem, config, budget, profile.info.capability) is None:
-            return "every variant's tile"
-        return "" if constraints.has_pieces(key.problem.twin, config) else "has_pieces"
+    def broken(self, key: ScaledKey, cell: Cell, profile: Profile) -> str:
+        budget, twin = Budget(key.num_sms, key.confined), key.problem.twin
+        for config in dict.fromkeys((cell.config, cell.own)):
+            if min(key.n, key.k, key.m, config.group_m) < 1:
+                return "positive sizes"
+            if fitting(key.problem, config, budget, profile.info.capability) is None:
+                return "every variant's tile"
+            if not constraints.has_pieces(twin, config):
+                return "has_pieces"
+        return "own" if cell.own.kernel in constraints.OPTIONAL else ""
 
     def config(
-        self, problem: ScaledProblem, budget: Budget, profile: Profile, table: Any = None
+        self,
+        problem: ScaledProblem,
+        budget: Budget,
+        profile: Profile,
+        table: Any = None,
+        served: Served = never,
     ) -> GemmConfig:
         check_budget(budget)
         if fp8.is_librarys(problem, budget, profile):
             return constraints.CUBLASLT
-        if table is not None and (found := table.lookup(problem, budget, profile.info.capability)):
-            return found
-        return fp8.choose(problem, budget, profile)
+        found = None
+        if table is not None:
+            found = table.lookup(problem, budget, profile.info.capability, served)
+        return found or fp8.choose(problem, budget, profile)
 
 
 FP8_FAMILY = ScaledFamily()

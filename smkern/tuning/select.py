@@ -23,7 +23,7 @@ from smkern.tuning.config import (
 )
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
 from smkern.tuning.family import Family
-from smkern.tuning.table import Cell, CellKey, GemmCodec, Table
+from smkern.tuning.table import Cell, CellCodec, CellKey, Table
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -288,7 +288,7 @@ class GemmFamily(Family[GemmProblem, GemmConfig]):
 
     name = "gemm"
     key = CellKey
-    codec = GemmCodec()
+    codec = CellCodec(CellKey)
 
     def broken(self, key: CellKey, cell: Cell, profile: Profile) -> str:
         problem, budget, capability = key.problem, key.budget, profile.info.capability

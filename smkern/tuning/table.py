@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from smkern.tuning.cells import checked, config_to_json, flat, key_of, time_us
 from smkern.tuning.config import Budget, Confinement, Dtype, Epilogue, GemmConfig, GemmProblem
@@ -24,6 +24,7 @@ from smkern.tuning.constraints import (
 DEFAULT_CONFIG = GemmConfig("tma", 0, 0, 0)
 """A line holds the kernel and the fields that differ from these defaults."""
 _Cells = dict["CellKey", "Cell"]
+K = TypeVar("K")
 EPILOGUES = {
     each.key: each
     for each in (
@@ -217,10 +218,17 @@ def _without_m(key: CellKey) -> tuple[Any, ...]:
     return (key.n, key.k, key.dtype, key.epilogue, key.num_sms, key.confined, key.clusters)
 
 
-class GemmCodec:
-    """A line of a GEMM's table: key, fastest configuration, and smkern's own if it is another."""
+@dataclass(frozen=True, slots=True)
+class CellCodec(Generic[K]):
+    """A line of a GEMM's table: key, fastest configuration, and smkern's own if it is another.
 
-    def encode(self, key: CellKey, value: Cell) -> dict[str, Any]:
+    Args:
+        key: class of the key; its fields are a line's first values.
+    """
+
+    key: type[K]
+
+    def encode(self, key: K, value: Cell) -> dict[str, Any]:
         row = {
             **flat(key),
             "us": round(value.us, 3),
@@ -231,8 +239,8 @@ class GemmCodec:
             row |= {"own_us": round(value.own_us, 3), "own": own}
         return row
 
-    def decode(self, row: Mapping[str, Any]) -> tuple[CellKey, Cell]:
-        key = key_of(CellKey, row)
+    def decode(self, row: Mapping[str, Any]) -> tuple[K, Cell]:
+        key = key_of(self.key, row)
         config, us = config_from_json(row["config"]), time_us(row["us"])
         own = config_from_json(row["own"]) if "own" in row else config
         return key, Cell(config, us, own, time_us(row.get("own_us", us)))

@@ -12,9 +12,13 @@ import pytest
 
 from smkern.kernels.compile import Artifact
 from smkern.kernels.cute.compile import compile_many, compile_variant
+from smkern.kernels.fp8.gemm_compile import ScaledVariant
+from smkern.kernels.fp8.gemm_compile import variant_of as scaled_variant_of
 from smkern.kernels.gemm_variants import Variant, variant_of
+from smkern.tuning import fp8_cutlass
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.constraints import MAX_STAGES, SHARED_BYTES
+from smkern.tuning.fp8 import ScaledProblem
 from tests.kernels.cubins import told, usage
 
 LIMIT = SHARED_BYTES[9, 0]
@@ -48,9 +52,21 @@ LARGEST = [
 """The most accumulators that constraints allow."""
 
 
+def scaled(config: GemmConfig, scales, epilogue: Epilogue = PLAIN) -> ScaledVariant:
+    return scaled_variant_of(ScaledProblem(64, 256, 512, "bf16", epilogue, scales), config, 90)
+
+
+WIDEST = {config.ctas_per_sm: config for config in fp8_cutlass.variants((9, 0))}
+"""By CTAs an SM, of which each has fewer registers."""
+SCALED = [
+    scaled(config, scales, epilogue)
+    for config in WIDEST.values() for scales in ("block", "row") for epilogue in (PLAIN, *FULL)
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    compile_many([*SMALL, *LARGEST], workers=2)
+    compile_many([*SMALL, *LARGEST, *SCALED], workers=2)
 
 
 def sass(kernel: Artifact, folder) -> str:
@@ -81,3 +97,24 @@ def test_one_copy_for_a_box_whatever_the_width(wanted, tmp_path):
     """Weights early, weights, activations; SwiGLU's have pairs of 8 rows as dimensions."""
     copies = re.findall(r"UTMALDG\.(\dD)", sass(compile_variant(wanted), tmp_path))
     assert sorted(copies) == (["2D", "4D", "4D"] if wanted.swiglu else ["2D"] * 3)
+
+
+@pytest.mark.parametrize("wanted", SCALED, ids=str)
+def test_e4m3_is_added_while_the_next_is_multiplied(wanted, tmp_path):
+    """Where the compiler cannot see that sums of products in flight are left alone, it waits after
+    each product: as many waits as products."""
+    kernel = compile_variant(wanted)
+    code = sass(kernel, tmp_path)
+    products = re.findall(r"QGMMA\.(\S+)", code)
+    turns = 8 if wanted.ctas_per_sm == 1 else 4
+    assert set(products) == {f"64x{wanted.columns}x32.F32.E4M3.E4M3"}
+    assert len(products) == 4 * (turns + 1)  # of a step 4, of turns and of a step that is left
+    waits = len(re.findall(r"WARPGROUP\.DEPBAR", code))
+    assert waits == turns + 1
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    added = len(re.findall(r"\bFFMA\b" if wanted.blocks else r"\bFADD\b", code))
+    assert added >= (turns + 1) * wanted.columns // 2
+    registers, spilled = usage(kernel, tmp_path)
+    assert spilled == 0
+    assert registers * kernel.num_threads * wanted.ctas_per_sm <= 65_536
+    assert wanted.ctas_per_sm * (kernel.shared_bytes + 1024) <= LIMIT + 1024

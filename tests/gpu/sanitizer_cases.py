@@ -39,6 +39,20 @@ def gemm(kernel: str) -> None:
         check(case, x.on_host())
 
 
+def fp8_cutlass() -> None:
+    """Scales in fours and apart, steps that are left, ragged rows and columns, an epilogue."""
+    from smkern.tuning.config import Budget
+    from tests.gpu.fp8_support import Case, check, operands, run_config
+    from tests.gpu.test_fp8_cutlass import CONFIGS, FULL
+
+    for config in CONFIGS:
+        for seed, kind in enumerate(("block", "block", "row", "tensor")):
+            for case in (Case(70, 264, 1152, kind), Case(33, 136, 640, kind, epilogue=FULL)):
+                x = operands(case, seed)
+                run_config(case, x, config, Budget(3, "grid"))
+                check(case, x)
+
+
 def cutlass() -> None:
     """Both orientations, a ragged product with an epilogue, SwiGLU."""
     from smkern.tuning.config import Budget, Epilogue
@@ -254,7 +268,7 @@ def fp8_rows() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     **{f"gemm-{kernel}": partial(gemm, kernel) for kernel in ("tma", "ws", "pointer")},
-    **({"cutlass": cutlass} if is_there() else {}),
+    **({"cutlass": cutlass, "fp8-cutlass": fp8_cutlass} if is_there() else {}),
     **{f"swiglu-{kernel}": partial(swiglu, kernel) for kernel in ("ws", "tma", "pointer")},
     **{f"attention-{kernel}": partial(attention, kernel) for kernel in ("cuda", "triton")},
     **{f"fp8-{kernel}": partial(fp8_gemm, kernel) for kernel in ("ws", "pointer")},

@@ -13,9 +13,11 @@ import pytest
 
 from smkern.errors import DeviceError
 from smkern.kernels.cute import compile as cute
+from smkern.kernels.fp8.gemm_compile import variant_of as scaled_variant_of
 from smkern.kernels.gemm_compile import compile_variant
 from smkern.kernels.gemm_variants import variant_of
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.fp8 import ScaledProblem
 
 CONFIG = GemmConfig("cutlass", 80, 128, 64, 4, 8, swap=True)
 PROBLEM = GemmProblem(77, 776, 520)
@@ -35,10 +37,11 @@ class Worker:
         assert env["CUTE_DSL_ARCH"] == "sm_90a"
         if self.hangs:
             raise subprocess.TimeoutExpired(command, timeout)
-        for i, values in enumerate(asked):
+        for i, (_, values) in enumerate(asked):
             if values["activation"] == self.broken:
                 return SimpleNamespace(returncode=-6, stderr="LLVM ERROR: no such layout")
-            cubin = f"\x7fELF .text.kernel_{values['block_y']}\0 {len(self.calls)}"
+            columns = values.get("block_y") or values["block_n"]
+            cubin = f"\x7fELF .text.kernel_{columns}\0 {len(self.calls)}"
             (Path(command[-1]) / f"{i}.out").write_bytes(cubin.encode())
         return SimpleNamespace(returncode=0, stderr="")
 
@@ -76,6 +79,21 @@ def test_weights_with_swiglu_are_copied_in_pairs_of_gate_and_up_rows(worker):
     assert plain.boxes == ((64, 64), (6, 2, 8, 64))
 
 
+@pytest.mark.parametrize("scales", ["block", "row"])
+def test_a_kernel_of_e4m3_copies_pairs_and_keeps_scales_before_its_stages(worker, scales):
+    problem = ScaledProblem(64, 6144, 4096, scales=scales)
+    config = GemmConfig("cutlass", 64, 96, 64, 4, 5, ctas_per_sm=2)
+    made = scaled_variant_of(problem, config, 90).compile()
+    assert (made.name, made.num_threads, made.swizzles) == ("kernel_96", 256, (3, 3))
+    assert made.boxes == ((64, 64), (96, 64))
+    assert made.shared_bytes == 1024 + 4096 + 5 * (64 + 96) * 128
+    assert [each[0] for each in worker.calls[0]] == ["ScaledVariant"]
+    assert cute.serves((9, 0), problem, config)
+    other = ScaledProblem(64, 6144, 4096, scales="row" if scales == "block" else "block")
+    kept = scaled_variant_of(other, config, 90)
+    assert cute.kept_cubin(cute._path(kept)) is None
+
+
 def test_without_the_package_what_was_compiled_serves_and_nothing_else(worker, monkeypatch):
     kept = compile_variant(VARIANT)
     remove(monkeypatch)
@@ -103,7 +121,8 @@ def test_what_is_kept_and_cannot_be_read_does_not_serve(worker, monkeypatch, cha
 
 def test_another_source_is_compiled_again(worker, monkeypatch):
     compile_variant(VARIANT)
-    monkeypatch.setattr(cute, "_source", lambda: b"another")
+    monkeypatch.setattr(cute, "_source", lambda name: b"another")
+    cute._digest.cache_clear()
     remove(monkeypatch)
     assert not cute.serves((9, 0), PROBLEM, CONFIG)
 

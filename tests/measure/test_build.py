@@ -10,11 +10,13 @@ from click.testing import CliRunner
 from smkern.device import Budget
 from smkern.errors import DeviceError
 from smkern.kernels.cute import compile as cute
+from smkern.kernels.fp8.gemm_compile import variant_of as scaled_variant_of
 from smkern.kernels.gemm_variants import variant_of
-from smkern.latency.model_gemms import problems_of
+from smkern.latency.model_gemms import problems_of, scaled_problems_of
 from smkern.measure import build_command
 from smkern.measure.build_command import command, likeliest
 from smkern.models import preset
+from smkern.ops.fp8 import dispatch as fp8_dispatch
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue, GemmProblem
@@ -68,6 +70,23 @@ def test_of_a_model_it_compiles_what_dispatch_takes_by_the_gpus_table(gpu, monke
         if chosen.kernel == "cutlass":
             found.add(variant_of(problem, chosen, 90))
     assert len(found) > 1
+    assert found <= set(wanted)
+
+
+def test_of_a_model_in_fp8_it_compiles_the_products_of_e4m3_too(monkeypatch):
+    monkeypatch.setattr(build_command, "ROWS", [16, 64, 512])
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
+    wanted, _ = built(monkeypatch, "--model", "qwen3-8b-fp8", "--gpu", "h200")
+    profile = load_profile("h200")
+    dispatcher = fp8_dispatch.offline_dispatcher(profile)
+    found = set()
+    for num_sms in (16, 48, 84):
+        for problem in scaled_problems_of(preset("qwen3-8b-fp8"), 64, profile.info.capability):
+            chosen = dispatcher.select(problem, Budget(num_sms, "mask", True))
+            if chosen.kernel == "cutlass":
+                found.add(scaled_variant_of(problem, chosen, 90))
+    assert {each.residual for each in found} == {False, True}
     assert found <= set(wanted)
 
 

@@ -27,6 +27,10 @@ BUDGET = Budget(24, "mask", True)
 WHOLE = Budget(132, "mask", True)
 WS = ["x_map", *["-"] * 4, "y_map", *["-"] * 4, "out", "bias", "residual", "partials", "counters",
       "a_scale", "w_scale", *gemm_compile.NUMBERS]  # fmt: skip
+CUTLASS = ["x_map", "y_map", "out", "bias", "residual", "a_scale", "w_scale", "m", "n",
+           "out_stride", "residual_stride", "a_step", "a_block_step", "w_step", "tiles_x",
+           "tiles_y", "k_iters", "group", "early"]  # fmt: skip
+"""As `fp8_gemm`'s kernel has them; nothing of Triton's."""
 GROUPED_POINTER = ["a", "w", *grouped_launch.ADDRESSES, *grouped_launch.POINTER_NUMBERS]
 GROUPED_WS = ["a_map", *["-"] * 4, "w_map", *["-"] * 4, *grouped_launch.ADDRESSES,
               *grouped_launch.WS_NUMBERS]  # fmt: skip
@@ -35,7 +39,7 @@ GATED = ["x_map", *["-"] * 4, "y_map", *["-"] * 8, *gated_launch.ADDRESSES, *gat
 
 def artifact(variant: Any) -> Artifact:
     boxes: Any = ()
-    if getattr(variant, "kernel", "") == "ws":
+    if getattr(variant, "kernel", "") in ("ws", "cutlass"):
         boxes = ((variant.rows, 64), (variant.columns, 64))
     if isinstance(variant, grouped_launch.ScaledGroupedVariant) and variant.config.kernel == "ws":
         boxes = ((variant.config.block_m, 64), (variant.config.block_n, 64))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from smkern.errors import ArgumentError, WarmupError
+from smkern.errors import ArgumentError, DeviceError, WarmupError
+from smkern.kernels.cute import compile as cute
 from smkern.kernels.fp8 import gemm_compile
 from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
 from smkern.kernels.fp8.rows_launch import PARAMETERS, QuantKernels
@@ -27,12 +29,15 @@ from smkern.ops.fp8.rows import (
 from smkern.ops.fp8.swiglu import QUANTIZED_SWIGLU
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.tuning import fp8, fp8_grouped, fp8_rows
-from smkern.tuning.config import Budget
+from smkern.tuning.config import Budget, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_grouped import ScaledGroupedProblem
+from smkern.tuning.fp8_table import ScaledKey, ScaledTable
+from smkern.tuning.table import Cell
 from tests.ops.fake_layer import Launched
 from tests.ops.fp8_launches import (
     BUDGET,
+    CUTLASS,
     E4M3,
     GATED,
     GROUPED_POINTER,
@@ -76,6 +81,68 @@ def test_a_product_of_blocks(m, launched):
         "early": 0, "bias": 0,
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
+
+
+def test_a_product_by_cutlass(launched, monkeypatch):
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    m, n, k = 50, 6144, 4096
+    a, w = rows(m, k, k + 32), rows(n, k, k)
+    a_scale, w_scale = torch.ones(m, 32), torch.ones(48, 32)
+    given = ScaledGemm(a, w, a_scale, w_scale, residual=torch.zeros(m, n + 8).bfloat16()[:, :n])
+    call = given._replace(backend="cutlass", static_weights=True)
+    dispatcher = gemms()
+    run(SCALED_GEMM, call, dispatcher)
+    problem = ScaledProblem(m, n, k, scales="block", epilogue=fp8.Epilogue(residual=True))
+    config = dispatcher.select(replace(problem, kernel="cutlass"), BUDGET)
+    assert config.kernel == "cutlass"
+    schedule = make_schedule(problem.twin, config, BUDGET)
+    assert len(launched[-1].values) == len(CUTLASS)
+    found = dict(zip(CUTLASS, launched[-1].values, strict=True))
+    assert launched[-1].num_ctas == schedule.num_ctas
+    wanted = {
+        "m": m, "n": n, "out_stride": n, "residual_stride": n + 8, "a_step": 32, "a_block_step": 1,
+        "w_step": 32, "tiles_x": 1, "tiles_y": -(-n // config.block_n), "k_iters": 32, "group": 1,
+        "early": config.num_stages, "bias": 0,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("problem", ["unaligned", "absent"])
+def test_cutlass_is_refused_by_name_where_it_cannot_run(problem, launched):
+    pitch = 4096 if problem == "absent" else 4097
+    a, w, one = rows(50, 4096, pitch), rows(6144, 4096, 4096), torch.ones(1)
+    call = ScaledGemm(a, w, one, one, backend="cutlass")
+    with pytest.raises(ArgumentError, match=r"backend='cutlass' cannot run"):
+        run(SCALED_GEMM, call, gemms())
+    assert not launched
+
+
+def test_a_kernel_of_cutlass_that_fails_gives_way(launched, monkeypatch):
+    """It is tuned here, and compiles no more: own kernels serve from then on, of any rows."""
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
+    a, w, one = rows(64, 4096, 4096), rows(6144, 4096, 4096), torch.ones(64)
+    call, dispatcher = ScaledGemm(a, w, one, torch.ones(6144)), gemms()
+    problem = ScaledProblem(64, 6144, 4096)
+    key = ScaledKey.of(problem, BUDGET)
+    own = fp8.choose(problem, BUDGET, H200)
+    few = GemmConfig("cutlass", 64, 96, 64, 4, 5, ctas_per_sm=2, group_m=1)
+    dispatcher.table = ScaledTable({key: Cell(few, 9.0, own, 10.0)})
+    assert dispatcher.select(problem, BUDGET) == few
+
+    def fails(variant):
+        raise DeviceError("it does not compile")
+
+    real = gemm_compile.ScaledVariant.compile
+
+    def compiled(variant):
+        return fails(variant) if variant.kernel == "cutlass" else real(variant)
+
+    monkeypatch.setattr(gemm_compile.ScaledVariant, "compile", compiled)
+    with pytest.warns(RuntimeWarning, match="other kernels serve from now on"):
+        run(SCALED_GEMM, call, dispatcher)
+    assert len(launched) == 1
+    assert dispatcher.select(problem, BUDGET) == own
 
 
 def test_a_product_of_rows_and_of_a_matrix(launched):

@@ -147,7 +147,7 @@ def test_of_many_rows_the_choice_is_mostly_what_was_tuned():
     """Two tiles of 64 x 128 an SM were chosen for most: 1.3 times the time on 84 SMs of an H100."""
     found = FP8_FAMILY.file(shipped_path(H200.info.name, "gemm_fp8")).load().cells
     same = [
-        tile(cell.config) == tile(fp8.choose(key.problem, Budget(key.num_sms, key.confined), H200))
+        tile(cell.own) == tile(fp8.choose(key.problem, Budget(key.num_sms, key.confined), H200))
         for key, cell in found.items()
         if key.m > 64 and not key.blocks
     ]
@@ -159,7 +159,7 @@ def test_what_few_rows_take_is_told_as_it_was_tuned():
     """Of cells that no factor was fitted to; told as the twin they spread by 0.09."""
     found = FP8_FAMILY.file(shipped_path(H200.info.name, "gemm_fp8")).load().cells
     off = [
-        log(cell.us / fp8.predict_us(key.problem, cell.config, budget, H200))
+        log(cell.own_us / fp8.predict_us(key.problem, cell.own, budget, H200))
         for key, cell in found.items()
         if key.m <= fp8.COLUMNS[-1] and key.num_sms > 60
         for budget in [Budget(key.num_sms, key.confined)]

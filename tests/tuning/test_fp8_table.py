@@ -9,10 +9,11 @@ import pytest
 from smkern.errors import TableError
 from smkern.profile import load_profile
 from smkern.tuning import fp8
-from smkern.tuning.cells import Cells, Tuned
+from smkern.tuning.cells import Cells
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_table import FP8_FAMILY, ScaledKey, ScaledTable
+from smkern.tuning.table import Cell
 
 H200 = load_profile("h200")
 CAPABILITY = H200.info.capability
@@ -23,7 +24,17 @@ CONFIG = next(
     for x in fp8.variants(False, True, CAPABILITY, True)
     if (x.block_m, x.block_n) == (64, 128) and not x.swap
 )
-TABLE = ScaledTable({ScaledKey.of(PROBLEM, BUDGET): Tuned(CONFIG, 10.0)})
+CUTLASS = GemmConfig("cutlass", 64, 176, 64, num_stages=7, group_m=1)
+
+
+def own(config: GemmConfig) -> Cell:
+    """A cell that needs no extra."""
+    return Cell(config, 10.0, config, 10.0)
+
+
+TABLE = ScaledTable({ScaledKey.of(PROBLEM, BUDGET): own(CONFIG)})
+FEW = replace(PROBLEM, m=64)
+BOTH = ScaledTable({ScaledKey.of(FEW, BUDGET): Cell(CUTLASS, 9.0, CONFIG, 10.0)})
 
 
 @pytest.mark.parametrize("m", [129, 150, 192])
@@ -49,6 +60,33 @@ def test_a_cell_serves_nothing_else(problem):
     assert FP8_FAMILY.config(problem, BUDGET, H200, TABLE) == fp8.choose(problem, BUDGET, H200)
 
 
+def test_where_an_extra_is_absent_the_best_of_the_others_serves():
+    assert BOTH.lookup(FEW, BUDGET, CAPABILITY) == CONFIG
+    assert BOTH.lookup(FEW, BUDGET, CAPABILITY, lambda problem, config: False) == CONFIG
+    asked = []
+
+    def served(problem: ScaledProblem, config: GemmConfig) -> bool:
+        asked.append((problem, config))
+        return True
+
+    assert BOTH.lookup(FEW, BUDGET, CAPABILITY, served) == CUTLASS
+    assert asked == [(FEW, CUTLASS)]
+    assert TABLE.lookup(PROBLEM, BUDGET, CAPABILITY, served) == CONFIG
+
+
+def test_what_spills_beside_an_activation_does_not_serve_it():
+    """Its registers: the model chooses among the tiles that fit."""
+
+    def served(problem: ScaledProblem, config: GemmConfig) -> bool:
+        return True
+
+    for epilogue in (Epilogue(True, True), Epilogue(residual=True)):
+        problem = replace(FEW, epilogue=epilogue)
+        assert BOTH.lookup(problem, BUDGET, CAPABILITY, served) == CUTLASS
+    problem = replace(FEW, epilogue=Epilogue(activation="gelu"))
+    assert BOTH.lookup(problem, BUDGET, CAPABILITY, served) is None
+
+
 def test_a_cell_serves_its_budget_alone():
     for budget in (Budget(26, "mask", False), Budget(24, "grid", False)):
         assert TABLE.lookup(PROBLEM, budget, CAPABILITY) is None
@@ -64,7 +102,7 @@ def test_a_residual_takes_the_stages_that_leave_it_room():
         if config.block_m != 32:
             continue
         key = ScaledKey.of(problem, BUDGET)
-        found = ScaledTable({key: Tuned(config, 10.0)}).lookup(problem, BUDGET, CAPABILITY)
+        found = ScaledTable({key: own(config)}).lookup(problem, BUDGET, CAPABILITY)
         assert found is None or replace(found, split=1) in with_residual
 
 
@@ -82,14 +120,25 @@ def test_a_residual_takes_the_stages_that_leave_it_room():
 )
 def test_a_cell_that_cannot_run_is_refused(config, tmp_path):
     file = FP8_FAMILY.file(tmp_path / "gemm_fp8.json")
-    cells = {ScaledKey.of(PROBLEM, BUDGET): Tuned(config, 10.0)}
+    cells = {ScaledKey.of(PROBLEM, BUDGET): own(config)}
     file.path.write_text(file.dump(Cells({"gpu": H200.info.name}, cells)))
     with pytest.raises(TableError, match="invalid cell"):
         FP8_FAMILY.cells_of(file.path, H200)
 
 
+def test_a_cell_without_one_that_needs_no_extra_is_refused(tmp_path):
+    file = FP8_FAMILY.file(tmp_path / "gemm_fp8.json")
+    cells = {ScaledKey.of(FEW, BUDGET): own(CUTLASS)}
+    file.path.write_text(file.dump(Cells({"gpu": H200.info.name}, cells)))
+    with pytest.raises(TableError, match="breaks own"):
+        FP8_FAMILY.cells_of(file.path, H200)
+
+
 def test_a_file_keeps_its_cells(tmp_path):
     file = FP8_FAMILY.file(tmp_path / "gemm_fp8.json")
-    cells = {ScaledKey.of(PROBLEM, BUDGET): Tuned(CONFIG, 10.0)}
+    cells = {
+        ScaledKey.of(PROBLEM, BUDGET): own(CONFIG),
+        ScaledKey.of(FEW, BUDGET): Cell(CUTLASS, 9.0, CONFIG, 10.0),
+    }
     file.path.write_text(file.dump(Cells({"gpu": H200.info.name}, cells)))
     assert FP8_FAMILY.cells_of(file.path, H200).cells == cells

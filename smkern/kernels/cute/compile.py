@@ -24,9 +24,13 @@ from pathlib import Path
 from smkern.errors import DeviceError
 from smkern.kernels.compile import Artifact, check_shared
 from smkern.kernels.cuda_source import cubin_path, keep_cubin, kept_cubin
+from smkern.kernels.fp8.gemm_compile import ScaledVariant
+from smkern.kernels.fp8.gemm_compile import variant_of as scaled_variant_of
 from smkern.kernels.gemm_variants import Variant, variant_of
+from smkern.tuning import fp8_cutlass
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.constraints import Capability, is_legal
+from smkern.tuning.fp8 import ScaledProblem
 
 PACKAGE, VERSION = "nvidia-cutlass-dsl", "4.7.1"
 """What compiles, and the only version that was tried; the extra `cutlass` pins it."""
@@ -41,6 +45,7 @@ BATCH = 16
 COMPILE_S = 120.0
 """Longer than any variant takes."""
 _SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+Kernel = Variant | ScaledVariant
 _NAME = re.compile(rb"\.text\.(\w+)")
 
 
@@ -66,12 +71,21 @@ def is_there() -> bool:
     return not absent() or any(cubin_path("cute", "").parent.glob("cute-*.cubin"))
 
 
-def serves(capability: Capability, problem: GemmProblem, config: GemmConfig) -> bool:
-    """Whether a configuration's variant can be compiled here, or was: its cubin is kept."""
-    if config.kernel != "cutlass" or not is_legal(problem, config, Budget(1, "mask"), capability):
+def serves(
+    capability: Capability, problem: GemmProblem | ScaledProblem, config: GemmConfig
+) -> bool:
+    """Whether a configuration's kernel can be compiled here, or was: its cubin is kept."""
+    if config.kernel != "cutlass":
         return False
-    major, minor = capability
-    return not absent() or _is_kept(_path(variant_of(problem, config, 10 * major + minor)))
+    sm = 10 * capability[0] + capability[1]
+    made: Kernel
+    if isinstance(problem, ScaledProblem):
+        made = scaled_variant_of(problem, config, sm)
+    elif is_legal(problem, config, Budget(1, "mask"), capability):
+        made = variant_of(problem, config, sm)
+    else:
+        return False
+    return not absent() or _is_kept(_path(made))
 
 
 @cache
@@ -89,30 +103,41 @@ def _is_kept(path: Path) -> bool:
     return False
 
 
-def shared_bytes(variant: Variant) -> int:
-    """Shared memory of a CTA: barriers and stages of both operands."""
-    rows = variant.block_x + variant.block_y
-    return BARRIER_BYTES + 2 * variant.block_k * variant.num_stages * rows
+def shared_bytes(made: Kernel) -> int:
+    """Shared memory of a CTA: barriers, scales of e4m3, stages of both operands."""
+    variant = _twin(made)
+    head = BARRIER_BYTES + fp8_cutlass.SCALE_BYTES * isinstance(made, ScaledVariant)
+    return head + 2 * variant.block_k * variant.num_stages * (variant.block_x + variant.block_y)
 
 
-def compile_variant(variant: Variant) -> Artifact:
+def _threads(made: Kernel) -> int:
+    return fp8_cutlass.THREADS if isinstance(made, ScaledVariant) else THREADS
+
+
+def _twin(made: Kernel) -> Variant:
+    """What says how a kernel copies: of e4m3 the one of 16-bit elements."""
+    return made.twin if isinstance(made, ScaledVariant) else made
+
+
+def compile_variant(made: Kernel) -> Artifact:
     """A variant from the cache, or compiled. Needs no GPU.
 
     Raises:
         DeviceError: it is not kept and the package is absent or of another version, compiling
             failed or was killed, or the variant exceeds the shared memory of a CTA.
     """
-    check_shared(str(variant), shared_bytes(variant), variant.capability)
-    cubin = kept_cubin(_path(variant))
+    check_shared(str(made), shared_bytes(made), made.capability)
+    cubin = kept_cubin(_path(made))
     if cubin is None:
-        (cubin,) = _compile([variant])
+        (cubin,) = _compile([made])
+    variant = _twin(made)
     name = _NAME.search(cubin)
     assert name, "a cubin holds its kernel's name"
     return Artifact(
         name=name[1].decode(),
         cubin=cubin,
-        num_threads=THREADS,
-        shared_bytes=shared_bytes(variant),
+        num_threads=_threads(made),
+        shared_bytes=shared_bytes(made),
         swizzles=(_SWIZZLE_128, _SWIZZLE_128),
         boxes=(
             _box(variant, variant.block_x, variant.swap),
@@ -129,13 +154,13 @@ def _box(variant: Variant, rows: int, is_weights: bool) -> tuple[int, ...]:
 
 
 def compile_many(
-    variants: Iterable[Variant], *, workers: int, done: Callable[[int, int], None] | None = None
+    variants: Iterable[Kernel], *, workers: int, done: Callable[[int, int], None] | None = None
 ) -> int:
     """Compile what is not kept yet, `BATCH` in a process, `workers` processes; returns how many.
 
     `done(finished, total)` is called after each process.
     """
-    missing = [each for each in sorted(set(variants)) if kept_cubin(_path(each)) is None]
+    missing = [each for each in sorted(set(variants), key=repr) if kept_cubin(_path(each)) is None]
     batches = [missing[i : i + BATCH] for i in range(0, len(missing), BATCH)]
     finished = 0
     with ThreadPoolExecutor(max(1, workers)) as pool:
@@ -146,24 +171,29 @@ def compile_many(
     return len(missing)
 
 
-def _path(variant: Variant) -> Path:
-    return cubin_path(f"cute-{variant.block_x}x{variant.block_y}", _digest(variant, _source()))
+def _path(made: Kernel) -> Path:
+    twin, kind = _twin(made), "fp8-" if isinstance(made, ScaledVariant) else ""
+    return cubin_path(f"cute-{kind}{twin.block_x}x{twin.block_y}", _digest(made))
 
 
 @cache
-def _digest(variant: Variant, source: bytes) -> str:
-    """Of what a variant is compiled from; asked for each candidate of each problem."""
-    about = repr((VERSION, ARCH, THREADS, BARRIER_BYTES, variant)).encode()
-    return hashlib.sha256(about + source).hexdigest()
+def _digest(made: Kernel) -> str:
+    """Of what a kernel is compiled from; asked for each candidate of each problem."""
+    about: tuple[object, ...] = VERSION, ARCH, THREADS, BARRIER_BYTES, made
+    names = ["gemm", "epilogue"]
+    if isinstance(made, ScaledVariant):
+        of = fp8_cutlass
+        about += _threads(made), of.SLOT, of.SLOTS, of.registers(made.ctas_per_sm)
+        names.append("fp8_gemm")
+    return hashlib.sha256(repr(about).encode() + b"".join(map(_source, names))).hexdigest()
 
 
 @cache
-def _source() -> bytes:
-    here = Path(__file__)
-    return b"".join(here.with_name(f"{name}.py").read_bytes() for name in ("gemm", "epilogue"))
+def _source(name: str) -> bytes:
+    return Path(__file__).with_name(f"{name}.py").read_bytes()
 
 
-def _compile(variants: Sequence[Variant]) -> list[bytes]:
+def _compile(variants: Sequence[Kernel]) -> list[bytes]:
     """Compile in one child process, and keep."""
     if reason := absent():
         raise DeviceError(f"{variants[0]} is not compiled, and cannot be: {reason}")
@@ -173,7 +203,7 @@ def _compile(variants: Sequence[Variant]) -> list[bytes]:
         environment = {**os.environ, "CUTE_DSL_ARCH": ARCH, "CUTE_DSL_KEEP": "cubin",
                        "CUTE_DSL_DUMP_DIR": folder, "TMPDIR": folder,
                        "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # fmt: skip
-        asked = json.dumps([asdict(variant) for variant in variants])
+        asked = json.dumps([(type(each).__name__, asdict(each)) for each in variants])
         try:
             done = subprocess.run(
                 command, input=asked, capture_output=True, text=True, env=environment,

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from smkern.kernels.fp8.gemm_compile import ScaledVariant
 from smkern.kernels.gemm_variants import Variant
 
 _ROWS = 1 << 20
@@ -16,10 +17,11 @@ def main(folder: Path) -> None:
     from cutlass import Int32, Int64, cute
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+    from smkern.kernels.cute.fp8_gemm import ScaledGemm
     from smkern.kernels.cute.gemm import Gemm
 
-    for i, values in enumerate(json.load(sys.stdin)):
-        gemm = Gemm(Variant(**values))
+    for i, (kind, values) in enumerate(json.load(sys.stdin)):
+        gemm = Gemm(Variant(**values)) if kind == "Variant" else ScaledGemm(ScaledVariant(**values))
         x, y = (
             make_fake_tensor(gemm.dtype, (_ROWS, _ROWS), (_ROWS, 1), assumed_align=16)
             for _ in range(2)

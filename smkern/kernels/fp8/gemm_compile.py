@@ -8,6 +8,7 @@ from typing import Any
 from smkern.kernels.aot import KernelSource, compile_source
 from smkern.kernels.compile import Artifact, artifact_of
 from smkern.kernels.driver import OVERLAP_FROM
+from smkern.kernels.gemm_variants import Variant
 from smkern.tuning import fp8
 from smkern.tuning.config import GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
@@ -70,18 +71,32 @@ class ScaledVariant:
         """Columns of a tile there."""
         return self.block_m if self.swap else self.block_n
 
+    @property
+    def twin(self) -> Variant:
+        """The kernel of 16-bit elements that copies and stores the same bytes."""
+        return Variant(
+            self.kernel, self.out_dtype, self.rows, self.columns, fp8.STEP, self.num_warps,
+            self.num_stages, self.swap, self.stream, self.bias, self.residual, self.activation,
+            unit=1, ctas_per_sm=self.ctas_per_sm, eager=False, capability=self.capability,
+        )  # fmt: skip
+
     def compile(self) -> Artifact:
         """Compile it into the user's cache (or take it from there). Needs no GPU.
 
         Raises:
-            DeviceError: the kernel needs more shared memory than a CTA may have.
+            DeviceError: the kernel needs more shared memory than a CTA may have, or is CUTLASS's
+                and can neither be compiled here nor was before.
         """
+        if self.kernel == "cutlass":
+            from smkern.kernels.cute import compile as cute
+
+            return cute.compile_variant(self)
         return _compile_ws(self) if self.kernel == "ws" else compile_source(_pointer_source(self))
 
 
 def variant_of(problem: ScaledProblem, config: GemmConfig, capability: int) -> ScaledVariant:
     """The kernel that runs `config` on `problem`; `capability` is 89, 90, ..."""
-    epilogue, ws = problem.epilogue, config.kernel == "ws"
+    epilogue = problem.epilogue
     assert problem.blocks or not fp8.is_wide(config), "wide tiles take scales of blocks only"
     return ScaledVariant(
         kernel=config.kernel,
@@ -97,7 +112,7 @@ def variant_of(problem: ScaledProblem, config: GemmConfig, capability: int) -> S
         bias=epilogue.bias,
         residual=epilogue.residual,
         activation=epilogue.activation or "none",
-        ctas_per_sm=config.ctas_per_sm if ws else 1,
+        ctas_per_sm=1 if config.kernel == "pointer" else config.ctas_per_sm,
         unit=16 if problem.aligned else 1,
         capability=capability,
     )

@@ -71,6 +71,8 @@ class ScaledPlan:
         if self.variant.kernel == "pointer":
             return self._bind_pointer(strides)
         early = self.config.num_stages if static_weights and self.overlap else 0
+        if self.variant.kernel == "cutlass":
+            return self._bind_cutlass(strides, early)
         return self._bind_ws(strides, early)
 
     def _bind_pointer(self, strides: Strides) -> Launch:
@@ -91,6 +93,31 @@ class ScaledPlan:
 
         return launch
 
+    def _maps(self, strides: Strides) -> tuple[Mapped, Mapped]:
+        p, swap = self.problem, self.variant.swap
+        return (
+            Mapped(PAIRS, (p.k // 2, p.m), (strides.a,), int(swap)),
+            Mapped(PAIRS, (p.k // 2, p.n), (strides.w,), int(not swap)),
+        )
+
+    def _bind_cutlass(self, strides: Strides, early: int) -> Launch:
+        p, s = self.problem, self._schedule
+        numbers = (
+            p.m, p.n, *strides[2:], s.tiles_x, s.tiles_y, s.k_iters, s.group, early,
+        )  # fmt: skip
+        run = self.loaded.bind_mapped(
+            s.num_ctas, *self._maps(strides), 5, numbers, what=f"{s} of {self.variant}",
+            overlap=self.overlap, bare=True,
+        )  # fmt: skip
+
+        def launch(
+            a: int, w: int, a_scale: int, w_scale: int, out: int, bias: int, residual: int,
+            workspace: int, stream: int,
+        ) -> None:  # fmt: skip
+            run(stream, a, w, out, bias, residual, a_scale, w_scale)
+
+        return launch
+
     def _bind_ws(self, strides: Strides, early: int) -> Launch:
         p, variant = self.problem, self.variant
         s = self._schedule
@@ -101,8 +128,7 @@ class ScaledPlan:
         )  # fmt: skip
         run = self.loaded.bind_mapped(
             s.num_ctas,
-            Mapped(PAIRS, (p.k // 2, p.m), (strides.a,), int(variant.swap)),
-            Mapped(PAIRS, (p.k // 2, p.n), (strides.w,), int(not variant.swap)),
+            *self._maps(strides),
             7,  # out, bias, residual, partials, counters, a's scales, w's
             numbers,
             what=f"{s} of {variant}",

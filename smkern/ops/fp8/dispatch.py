@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,12 +17,14 @@ from smkern.ops.checks import dtype_name
 from smkern.ops.fp8.call import out_dtype_of
 from smkern.ops.fp8.scales import block_steps, check_fp8_capability, kind_of, row_step
 from smkern.ops.gemm.call import row_stride
+from smkern.ops.gemm.extras import Extras
 from smkern.ops.operator import Bound
 from smkern.ops.operator_dispatch import OperatorDispatcher, absent_kernels
-from smkern.tuning import constraints
+from smkern.tuning import constraints, fp8_cutlass
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
-from smkern.tuning.fp8 import ScaledProblem, Scales, predict_us
+from smkern.tuning.fp8 import ScaledProblem, Scales, predict_us, ranked
 from smkern.tuning.fp8_table import FP8_FAMILY
+from smkern.tuning.select import Selection
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -29,13 +32,38 @@ if TYPE_CHECKING:
 
 class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
     """As others, but each configuration's kernel is loaded for itself: there are dozens a kind; and
-    cuBLASLt may be chosen.
+    cuBLASLt may be chosen, and CUTLASS's kernels where the extra is there.
     """
 
     def __init__(self, index: int, profile: Profile, kernels: Callable[[], Any]) -> None:
         self.index, self.table = index, FP8_FAMILY.load(profile)
-        select = partial(FP8_FAMILY.config, profile=profile, table=self.table)
-        super().__init__(profile, kernels, select, of_step)
+        self._extras = Extras(profile)
+        super().__init__(profile, kernels, self._chosen, of_step)
+
+    def tuned(self, problem: ScaledProblem, budget: Budget) -> GemmConfig | None:
+        """The table's choice, if it has one."""
+        return self.table.lookup(problem, budget, self.profile.info.capability, self._serves)
+
+    def _serves(self, problem: ScaledProblem, config: GemmConfig) -> bool:
+        return not problem.kernel and self._extras.serve(problem, config)
+
+    def _chosen(self, problem: ScaledProblem, budget: Budget) -> GemmConfig:
+        config = FP8_FAMILY.config(problem, budget, self.profile, self.table, self._serves)
+        if problem.kernel == "cutlass":
+            self._extras.check(problem, config)
+        if problem.kernel or config.kernel != "ws" or not fp8_cutlass.pays(problem.m):
+            return config
+        is_tuned = self.tuned(problem, budget) is not None
+        if is_tuned and (self.table.has_extras or not fp8_cutlass.is_sure(problem.m)):
+            return config
+
+        def best(kernels: object) -> Selection:
+            us, config = min(ranked(problem, budget, self.profile, "cutlass"), key=itemgetter(0))
+            return Selection(config, "model", us)
+
+        us = predict_us(problem, config, budget, self.profile)
+        found = Selection(config, "table" if is_tuned else "model", us)
+        return self._extras.faster(problem, budget, found, best).config
 
     def predicted_us(self, problem: ScaledProblem, budget: Budget) -> float:
         """The model's time of a problem by what serves it, us; of cuBLASLt's by our own kernels."""
@@ -62,9 +90,13 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
             )
         try:
             return super().launch_by(config, problem, budget, False)
-        except DeviceError:  # no cuBLASLt, or one before 12.9, which has no scales of rows
-            if not library or problem.kernel:
+        except DeviceError as error:
+            # no cuBLASLt, or one before 12.9, which has no scales of rows; or none of CUTLASS's
+            if problem.kernel or not (library or config.kernel in constraints.OPTIONAL):
                 raise
+            if not library:
+                self._extras.refuse(error)
+                self._choices.clear()
             return self.launch(replace(problem, kernel="own"), budget, capturing=capturing)
 
 
@@ -154,8 +186,8 @@ def kernel_of(backend: str | None, problem: ScaledProblem) -> str:
         ArgumentError: one that cannot run the problem.
     """
     kernel = "" if backend is None else str(backend)
-    known = kernel in ("", "own", "model", "ws", "pointer", "cublaslt")
-    if not known or (kernel == "ws" and not problem.aligned):
+    known = kernel in ("", "own", "model", "ws", "pointer", "cublaslt", "cutlass")
+    if not known or (kernel in ("ws", "cutlass") and not problem.aligned):
         raise ArgumentError(
             f"backend={kernel!r} cannot run {problem.m}x{problem.n}x{problem.k} in e4m3 (16-byte "
             f"aligned: {problem.aligned}): leave backend at None"

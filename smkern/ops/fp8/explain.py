@@ -30,8 +30,7 @@ def _source(
         return "forced"
     if config == constraints.CUBLASLT:
         return "library"
-    found = dispatcher.table.lookup(of_step(problem), budget, dispatcher.profile.info.capability)
-    return "model" if found is None else "table"
+    return "table" if dispatcher.tuned(of_step(problem), budget) == config else "model"
 
 
 def explain_scaled(

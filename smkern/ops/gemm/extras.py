@@ -11,11 +11,13 @@ from smkern.errors import ArgumentError, DeviceError
 from smkern.kernels.cute import compile as cute
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.constraints import OPTIONAL, may_serve_extras
+from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.select import Selection
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
 
+Product = GemmProblem | ScaledProblem
 MUST_GAIN, MUST_GAIN_OF_MEMORY = 1.05, 1.08
 """How much faster by the model one must be, where arithmetic takes longer than memory, and where
 not, to replace a tuned cell, of few rows, or on more of the device than `MOST`. Of 729 cells of an
@@ -39,14 +41,14 @@ class Extras:
     profile: Profile
     kernels: tuple[Kernel, ...] = OPTIONAL
 
-    def serve(self, problem: GemmProblem, config: GemmConfig) -> bool:
+    def serve(self, problem: Product, config: GemmConfig) -> bool:
         """Whether a configuration's kernel can be compiled here, or was."""
         capability = self.profile.info.capability
         return config.kernel in self.kernels and cute.serves(capability, problem, config)
 
     def faster(
         self,
-        problem: GemmProblem,
+        problem: Product,
         budget: Budget,
         found: Selection,
         best_of: Callable[[tuple[Kernel, ...]], Selection],
@@ -64,7 +66,7 @@ class Extras:
         slow = gain * best.predicted_us > found.predicted_us
         return found if slow or not self.serve(problem, best.config) else best
 
-    def _must_gain(self, problem: GemmProblem, budget: Budget, is_tuned: bool) -> float:
+    def _must_gain(self, problem: Product, budget: Budget, is_tuned: bool) -> float:
         moved = problem.bytes_moved / self.profile.bandwidth(
             budget.num_sms, confined=budget.confined
         )
@@ -74,7 +76,7 @@ class Extras:
             return AS_GOOD
         return MUST_GAIN_OF_MEMORY if for_memory else MUST_GAIN
 
-    def check(self, problem: GemmProblem, config: GemmConfig) -> None:
+    def check(self, problem: Product, config: GemmConfig) -> None:
         """Raise ArgumentError, with the remedy, unless a kernel that was asked for is there."""
         if config.kernel in OPTIONAL and not self.serve(problem, config):
             reason = cute.absent() or "one of its kernels failed in this process before"

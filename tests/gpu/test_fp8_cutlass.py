@@ -1,0 +1,161 @@
+"""CUTLASS's GEMMs of e4m3: values against float64, Gluon's bits, places, overlap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import smkern
+from smkern.kernels.cute.compile import absent, compile_many, is_there
+from smkern.kernels.fp8.gemm_compile import variant_of
+from smkern.ops.fp8.dispatch import fp8_dispatcher
+from smkern.profile import load_profile
+from smkern.tuning import fp8, fp8_cutlass
+from smkern.tuning.config import Budget, Epilogue, GemmConfig
+from smkern.tuning.fp8 import ScaledProblem
+from tests.gpu.fp8_support import KINDS, Case, Operands, check, operands, run_config
+from tests.gpu.gemm_support import Holder, finishes
+
+pytestmark = pytest.mark.skipif(not is_there(), reason=f"no cubins, and {absent()}")
+
+CONFIGS = [
+    config
+    for config in fp8_cutlass.variants((9, 0))
+    if (config.block_n, config.ctas_per_sm) in {(48, 1), (80, 2), (96, 1), (128, 2)}
+]
+FULL = Epilogue(True, True, "silu")
+EPILOGUES = [Epilogue(), Epilogue(bias=True), Epilogue(residual=True, activation="gelu"), FULL]
+RAGGED = [
+    (1, 8, 128), (7, 264, 1024), (16, 512, 4096), (33, 4096, 128), (64, 1032, 2048),
+    (77, 776, 640), (129, 136, 4096), (300, 520, 384), (257, 2056, 1408),
+]  # fmt: skip
+CHAINED = ScaledProblem(64, 1024, 1024, "bf16", scales="row")
+"""What the test of a chain asks `smkern.gemm` for."""
+
+
+def wanted():
+    """Every variant here: what is to be compiled where the tests run elsewhere."""
+    for scales in ("block", "row"):
+        base = ScaledProblem(64, 256, 512, scales=scales)
+        for config in CONFIGS:
+            for epilogue in EPILOGUES:
+                yield variant_of(replace(base, epilogue=epilogue), config, 90)
+            yield variant_of(replace(base, out_dtype="fp16"), config, 90)
+    asked = replace(CHAINED, kernel="cutlass")
+    for num_sms in (16, 116):
+        chosen = fp8.choose(asked, Budget(num_sms, "mask", True), load_profile())
+        yield variant_of(asked, chosen, 90)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    compile_many(wanted(), workers=8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=lambda epilogue: epilogue.key)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_values(config, epilogue, kind):
+    for size in ((64, 1024, 1152), (50, 520, 4096), (300, 776, 1024)):
+        case = Case(*size, kind, epilogue=epilogue)
+        for num_sms in (5, 132):
+            x = operands(case)
+            run_config(case, x, config, Budget(num_sms, "grid"))
+            assert check(case, x) < 0.0025
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", RAGGED, ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_ragged_sizes(config, size, kind):
+    for seed, dtype in ((0, "bf16"), (1, "fp16")):
+        case = Case(*size, kind, dtype)
+        x = operands(case, seed)
+        run_config(case, x, config, Budget(7, "grid"))
+        check(case, x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bits_are_those_of_gluon(kind):
+    """Both promote after every 128 products, in order, and scale alike."""
+    case, found = Case(64, 1032, 4096, kind), []
+    for config in (*CONFIGS, GemmConfig("ws", 64, 128, 64, 4, 4, ctas_per_sm=1, eager=True)):
+        x = operands(case, seed=3)
+        run_config(case, x, config, Budget(24, "grid"))
+        found.append(x.out)
+    assert all(torch.equal(x, found[-1]) for x in found)
+
+
+def launch_of(case: Case, x: Operands, config: GemmConfig, budget: Budget):
+    """What launches a configuration on a stream, loaded."""
+
+    def launch(stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            run_config(case, x, config, budget, checked=False)
+
+    return launch
+
+
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_nothing_waits_for_sms_of_the_other_partition(ladder, kind):
+    """While the other side's SMs are held, a CTA placed there would never run."""
+    case, split, holder = Case(64, 8192, 1024, kind), ladder.split(decode=16), Holder()
+    for mine, other in ((split.decode, split.prefill), (split.prefill, split.decode)):
+        x = operands(case)
+        launch = launch_of(case, x, CONFIGS[2], Budget(mine.num_sms, "mask"))
+        launch(mine.stream)  # loads
+        torch.cuda.synchronize()
+        x.out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        with holder.hold(other.stream, other.num_sms):
+            launch(mine.stream)
+            assert finishes(mine.stream, 1.0)
+        check(case, x)
+
+
+def test_launches_that_overlap_read_what_the_one_before_wrote(ladder):
+    """A chain in a graph in a partition, each from the last one's output, against one by one."""
+    m, n, split = CHAINED.m, CHAINED.n, ladder.split(decode=16)
+    made = [smkern.quantize(torch.randn(n, n, device="cuda").bfloat16(), "token") for _ in range(8)]
+    a = torch.randn(m, n, device="cuda").bfloat16()
+    rooms = [torch.empty_like(a) for _ in made]
+    torch.cuda.synchronize()
+
+    def chain(synchronize: bool) -> torch.Tensor:
+        x = a
+        for (w, w_scale), out in zip(made, rooms, strict=True):
+            given, scale = smkern.quantize(x, "token")
+            x = smkern.gemm(
+                given, w, a_scale=scale, w_scale=w_scale, out=out, backend="cutlass",
+                static_weights=True,
+            )  # fmt: skip
+            if synchronize:
+                torch.cuda.synchronize()
+        return x
+
+    for partition in split:
+        with partition:
+            want = chain(True).clone()
+        torch.cuda.synchronize()
+        with partition.capture() as graph:
+            got = chain(False)
+        for _ in range(20):
+            for room in rooms:
+                room.fill_(float("nan"))
+            torch.cuda.synchronize()
+            partition.launch(graph)
+            partition.synchronize()
+            assert torch.equal(got, want)
+        del graph
+
+
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_dispatch_takes_them_where_they_are_asked_for(kind):
+    case = Case(64, 1024, 1024, kind)
+    problem = replace(CHAINED, scales=kind, kernel="cutlass")
+    assert fp8_dispatcher(0).select(problem, Budget(16, "mask", True)).kernel == "cutlass"
+    x = operands(case)
+    run_config(case, x, CONFIGS[2], Budget(16, "grid"))
+    check(case, x)
