@@ -14,6 +14,7 @@ from smkern.errors import DeviceError
 from smkern.kernels.cuda_source import cubin_path
 from smkern.kernels.cute import cpp_build
 from smkern.kernels.cute.compile import ARCH, Kernel, absent, compile_many
+from smkern.kernels.fp8.gemm_compile import ScaledVariant
 from smkern.kernels.fp8.gemm_compile import variant_of as scaled_variant_of
 from smkern.kernels.gemm_variants import Variant, variant_of
 from smkern.latency.model_gemms import budgets_of, problems_of, scaled_problems_of
@@ -30,6 +31,7 @@ from smkern.profile import Profile, load_profile
 from smkern.tuning.config import GemmProblem
 from smkern.tuning.constraints import OPTIONAL
 from smkern.tuning.cost_constants import load_constants
+from smkern.tuning.fp8 import ScaledProblem, Scales, ranked
 from smkern.tuning.select import GEMM_FAMILY, rank
 
 MAX_BATCH = 256
@@ -56,6 +58,19 @@ def likeliest(
         yield from seen
 
 
+def likeliest_in_e4m3(
+    problems: Iterable[ScaledProblem], budgets: Sequence[int], profile: Profile, top: int
+) -> Iterator[ScaledVariant]:
+    """The same of products of e4m3; none for rows that these kernels do not serve."""
+    for problem, num_sms in product(problems, budgets):
+        step, seen = fp8_dispatch.of_step(problem), set[ScaledVariant]()
+        for _, config in sorted(ranked(step, Budget(num_sms, "mask", True), profile, "cutlass")):
+            seen.add(scaled_variant_of(problem, config, profile.info.sm))
+            if len(seen) == top:
+                break
+        yield from seen
+
+
 def of_model(config: ModelConfig, profile: Profile) -> Iterator[Kernel]:
     """The variants that dispatch takes for a model's forwards, of any rows on any even SM count.
 
@@ -69,16 +84,16 @@ def of_model(config: ModelConfig, profile: Profile) -> Iterator[Kernel]:
             chosen = dispatcher.select(problem, budget).config
             if chosen.kernel in OPTIONAL:
                 yield variant_of(problem, chosen, profile.info.sm)
-        for scaled_problem in scaled_problems_of(config, rows, capability):
-            config_chosen = scaled.select(scaled_problem, budget)
-            if config_chosen.kernel in OPTIONAL:
-                yield scaled_variant_of(scaled_problem, config_chosen, profile.info.sm)
+        for in_e4m3 in scaled_problems_of(config, rows, capability):
+            by = scaled.select(in_e4m3, budget)
+            if by.kernel in OPTIONAL:
+                yield scaled_variant_of(in_e4m3, by, profile.info.sm)
 
 
 @click.command("build")
 @click.option(
     "--model",
-    help="A preset: all that its forwards take, not --shapes, --ms, --budgets, --epilogue.",
+    help="A preset: all that its forwards take, not --shapes, --ms, --budgets and the like.",
 )
 @click.option("--gpu", help="Whose tables and cost model.  [default: this GPU's, else an H200's]")
 @click.option("--shapes", type=ShapeList(), default=SHAPES, help="Weights, as NxK,NxK.")
@@ -93,6 +108,11 @@ def of_model(config: ModelConfig, profile: Profile) -> Iterator[Kernel]:
     help="none, swiglu, or bias, residual, silu, gelu joined by +.",
 )
 @click.option(
+    "--scales",
+    type=click.Choice(["block", "row"]),
+    help="Of products of e4m3 by --shapes: blocks, or rows and matrices.  [default: bf16]",
+)
+@click.option(
     "--top",
     type=click.IntRange(1),
     default=1,
@@ -103,7 +123,8 @@ def of_model(config: ModelConfig, profile: Profile) -> Iterator[Kernel]:
 @click.option("--cpp", is_flag=True, help="CUTLASS's C++ GEMMs instead, by nvcc: bench cutlass.")
 def command(
     model: str | None, gpu: str | None, shapes: Sequence[Shape], ms: Sequence[int],
-    budgets: Sequence[int], epilogues: Sequence[str], top: int, workers: int | None, cpp: bool,
+    budgets: Sequence[int], epilogues: Sequence[str], scales: Scales | None, top: int,
+    workers: int | None, cpp: bool,
 ) -> None:  # fmt: skip
     """Compile the kernels in CUTLASS's Python DSL that dispatch would take; needs no GPU.
 
@@ -117,13 +138,19 @@ def command(
         return
     if reason := absent():
         raise DeviceError(reason)
-    wanted = (
-        GemmProblem(m, n, k, epilogue=parse_epilogue(key))
-        for (n, k), key, m in product(shapes, epilogues, ms)
-    )
+    sizes = product(shapes, map(parse_epilogue, epilogues), ms)
     profile = load_profile(gpu and gpu_folder(gpu))
+    wanted: Iterator[Kernel]
+    if model:
+        wanted = of_model(preset(model), profile)
+    elif scales:
+        asked = (ScaledProblem(m, *w, epilogue=each, scales=scales) for w, each, m in sizes)
+        wanted = likeliest_in_e4m3(asked, budgets, profile, top)
+    else:
+        plain = (GemmProblem(m, *w, epilogue=each) for w, each, m in sizes)
+        wanted = likeliest(plain, budgets, profile, top)
     made = compile_many(
-        of_model(preset(model), profile) if model else likeliest(wanted, budgets, profile, top),
+        wanted,
         workers=workers or len(os.sched_getaffinity(0)),
         done=lambda done, total: click.echo(f"{done} of {total}"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -19,7 +20,9 @@ from smkern.models import preset
 from smkern.ops.fp8 import dispatch as fp8_dispatch
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
+from smkern.tuning import fp8
 from smkern.tuning.config import Epilogue, GemmProblem
+from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.select import GEMM_FAMILY
 
 
@@ -88,6 +91,22 @@ def test_of_a_model_in_fp8_it_compiles_the_products_of_e4m3_too(monkeypatch):
                 found.add(scaled_variant_of(problem, chosen, 90))
     assert {each.residual for each in found} == {False, True}
     assert found <= set(wanted)
+
+
+@pytest.mark.parametrize("scales", ["block", "row"])
+def test_of_shapes_in_e4m3_the_models_first_and_none_for_rows_they_do_not_serve(
+    scales, monkeypatch
+):
+    sizes = "--shapes", "10240x5120", "--ms", "8,64", "--budgets", "24", "--epilogue", "residual"
+    wanted, said = built(monkeypatch, *sizes, "--scales", scales, "--top", "2")
+    assert len(set(wanted)) == 2
+    assert "2 kernels for sm_90a" in said
+    problem = ScaledProblem(64, 10240, 5120, epilogue=Epilogue(residual=True), scales=scales)
+    first = fp8.choose(
+        replace(problem, kernel="cutlass"), Budget(24, "mask", True), load_profile("h200")
+    )
+    assert scaled_variant_of(problem, first, 90) in wanted
+    assert {(each.blocks, each.residual) for each in wanted} == {(scales == "block", True)}
 
 
 def test_epilogues_are_variants_of_their_own(monkeypatch):
