@@ -273,7 +273,8 @@ def serves_gated(problem: ScaledProblem, capability: tuple[int, int]) -> bool:
     """
     if not (problem.blocks and serves_ws(problem, capability)) or problem.n % GATED.block_n:
         return False
-    return not problem.batch_invariant and problem.m >= GATED_ROWS
+    free = not problem.batch_invariant and problem.kernel != "cutlass"
+    return free and problem.m >= GATED_ROWS
 
 
 def pointer_config(problem: ScaledProblem, budget: Budget) -> GemmConfig:

@@ -13,10 +13,12 @@ import torch
 from smkern.errors import ArgumentError, DeviceError, WarmupError
 from smkern.kernels.cute import compile as cute
 from smkern.kernels.fp8 import gemm_compile
+from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
 from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
 from smkern.kernels.fp8.rows_launch import PARAMETERS, QuantKernels
 from smkern.kernels.gemm_schedule import make_schedule
 from smkern.ops.fp8.call import QuantizedSwiglu, ScaledGemm, ScaledGrouped
+from smkern.ops.fp8.dispatch import ScaledDispatcher
 from smkern.ops.fp8.gemm import SCALED_GEMM
 from smkern.ops.fp8.grouped import SCALED_GROUPED
 from smkern.ops.fp8.quantize import QUANTIZE, QUANTIZE_BY, Quantize, QuantizeBy
@@ -115,6 +117,37 @@ def test_cutlass_is_refused_by_name_where_it_cannot_run(problem, launched):
     with pytest.raises(ArgumentError, match=r"backend='cutlass' cannot run"):
         run(SCALED_GEMM, call, gemms())
     assert not launched
+
+
+def test_asked_for_by_name_it_is_never_another_kernel(monkeypatch):
+    """Not by pointers as on sm_89, nor by the one that gates many rows."""
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    info = replace(H200.info, name="NVIDIA L40S", capability=(8, 9))
+    older = ScaledDispatcher(-1, replace(H200, info=info), lambda: ScaledGemmKernels(89, 0))
+    problem = ScaledProblem(64, 6144, 4096, kernel="cutlass")
+    with pytest.raises(ArgumentError, match=r"on sm_90, and this is sm_89; leave backend at None"):
+        older.select(problem, BUDGET)
+    for m in (1, 64, 1000):
+        for scales in ("block", "row"):
+            asked = replace(problem, m=m, n=24576, scales=scales)
+            assert gemms().select(asked, BUDGET).kernel == "cutlass"
+            assert not fp8.serves_gated(asked, H200.info.capability)
+
+
+def test_what_is_told_is_the_time_of_what_serves(monkeypatch):
+    """Of 64 rows, tuned, by CUTLASS where it is there; of what cuBLASLt serves by our own."""
+    problem = ScaledProblem(64, 6144, 4096)
+    own = fp8.choose(replace(problem, kernel="own"), BUDGET, H200)
+    monkeypatch.setattr(cute, "absent", lambda: "there is none")
+    assert gemms().predicted_us(problem, BUDGET) == fp8.predict_us(problem, own, BUDGET, H200)
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    chosen = gemms().select(problem, BUDGET)
+    assert chosen.kernel == "cutlass"
+    assert gemms().predicted_us(problem, BUDGET) == fp8.predict_us(problem, chosen, BUDGET, H200)
+    many, whole = ScaledProblem(4096, 6144, 4096, scales="matrix"), Budget(132, "mask", True)
+    asked = replace(many, kernel="own")
+    assert gemms().select(many, whole).kernel == "cublaslt"
+    assert gemms().predicted_us(many, whole) == gemms().predicted_us(asked, whole)
 
 
 def test_a_kernel_of_cutlass_that_fails_gives_way(launched, monkeypatch):

@@ -50,6 +50,11 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
     def _chosen(self, problem: ScaledProblem, budget: Budget) -> GemmConfig:
         config = FP8_FAMILY.config(problem, budget, self.profile, self.table, self._serves)
         if problem.kernel == "cutlass":
+            if config.kernel != "cutlass":
+                raise ArgumentError(
+                    f"backend='cutlass' cannot run {problem}: it takes 16-byte aligned rows on "
+                    f"sm_90, and this is sm_{self.capability}; leave backend at None"
+                )
             self._extras.check(problem, config)
         if problem.kernel or config.kernel != "ws" or not fp8_cutlass.pays(problem.m):
             return config
@@ -67,8 +72,10 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
 
     def predicted_us(self, problem: ScaledProblem, budget: Budget) -> float:
         """The model's time of a problem by what serves it, us; of cuBLASLt's by our own kernels."""
-        own = self.select(replace(problem, kernel=problem.kernel or "own"), budget)
-        return predict_us(problem, own, budget, self.profile)
+        config = self.select(problem, budget)
+        if config == constraints.CUBLASLT:
+            config = self.select(replace(problem, kernel="own"), budget)
+        return predict_us(problem, config, budget, self.profile)
 
     def launch_by(
         self, config: GemmConfig, problem: ScaledProblem, budget: Budget, capturing: bool
