@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,6 +243,32 @@ class Holder:
             self.seen.copy_(self.started, non_blocking=True)
         self.side.synchronize()
         return int(self.seen[0])
+
+
+def check_chain(
+    split: Iterable[Any], chain: Callable[[bool], Tensor], rooms: Sequence[Tensor]
+) -> None:
+    """Hold a chain of launches in a graph, which may overlap, against the same one by one.
+
+    Args:
+        split: Partitions; it runs in each.
+        chain: Enqueues all, waiting for each if it is told so; the last one's result.
+        rooms: What they write, poisoned before each replay.
+    """
+    for partition in split:
+        with partition:
+            want = chain(True).clone()
+        torch.cuda.synchronize()
+        with partition.capture() as graph:
+            got = chain(False)
+        for _ in range(20):
+            for room in rooms:
+                room.fill_(float("nan"))
+            torch.cuda.synchronize()
+            partition.launch(graph)
+            partition.synchronize()
+            assert torch.equal(got, want)
+        del graph
 
 
 def finishes(stream: torch.cuda.Stream, within_s: float) -> bool:

@@ -13,7 +13,16 @@ from smkern.measure.build_command import likeliest
 from smkern.profile import load_profile
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from tests.gpu import swiglu_support as swiglu
-from tests.gpu.gemm_support import Case, Holder, Launch, check, finishes, operands, run_config
+from tests.gpu.gemm_support import (
+    Case,
+    Holder,
+    Launch,
+    check,
+    check_chain,
+    finishes,
+    operands,
+    run_config,
+)
 
 pytestmark = pytest.mark.skipif(not is_there(), reason=f"no cubins, and {absent()}")
 
@@ -141,17 +150,4 @@ def test_launches_that_overlap_read_what_the_one_before_wrote(ladder):
                 torch.cuda.synchronize()
         return x
 
-    for partition in split:
-        with partition:
-            want = chain(True).clone()
-        torch.cuda.synchronize()
-        with partition.capture() as graph:
-            got = chain(False)
-        for _ in range(20):
-            for room in rooms:
-                room.fill_(float("nan"))
-            torch.cuda.synchronize()
-            partition.launch(graph)
-            partition.synchronize()
-            assert torch.equal(got, want)
-        del graph
+    check_chain(split, chain, rooms)

@@ -16,7 +16,7 @@ from smkern.tuning import fp8, fp8_cutlass
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
 from tests.gpu.fp8_support import KINDS, Case, Operands, check, operands, run_config
-from tests.gpu.gemm_support import Holder, finishes
+from tests.gpu.gemm_support import Holder, check_chain, finishes
 
 pytestmark = pytest.mark.skipif(not is_there(), reason=f"no cubins, and {absent()}")
 
@@ -135,20 +135,7 @@ def test_launches_that_overlap_read_what_the_one_before_wrote(ladder):
                 torch.cuda.synchronize()
         return x
 
-    for partition in split:
-        with partition:
-            want = chain(True).clone()
-        torch.cuda.synchronize()
-        with partition.capture() as graph:
-            got = chain(False)
-        for _ in range(20):
-            for room in rooms:
-                room.fill_(float("nan"))
-            torch.cuda.synchronize()
-            partition.launch(graph)
-            partition.synchronize()
-            assert torch.equal(got, want)
-        del graph
+    check_chain(split, chain, rooms)
 
 
 @pytest.mark.parametrize("kind", ["row", "block"])
