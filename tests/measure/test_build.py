@@ -52,6 +52,7 @@ def test_it_compiles_what_dispatch_takes(monkeypatch):
     sizes = "--shapes", "28672x4096", "--ms", "72,200,1000", "--budgets", "16,60"
     wanted, _ = built(monkeypatch, *sizes)
     monkeypatch.setattr(cute, "absent", lambda: "")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
     dispatcher = offline_dispatcher(load_profile(), None)
     for m, num_sms in product((72, 200, 1000), (16, 60)):
         problem = GemmProblem(m, 28672, 4096)

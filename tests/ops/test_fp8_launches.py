@@ -87,6 +87,7 @@ def test_a_product_of_blocks(m, launched):
 
 def test_a_product_by_cutlass(launched, monkeypatch):
     monkeypatch.setattr(cute, "absent", lambda: "")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
     m, n, k = 50, 6144, 4096
     a, w = rows(m, k, k + 32), rows(n, k, k)
     a_scale, w_scale = torch.ones(m, 32), torch.ones(48, 32)
@@ -122,6 +123,7 @@ def test_cutlass_is_refused_by_name_where_it_cannot_run(problem, launched):
 def test_asked_for_by_name_it_is_never_another_kernel(monkeypatch):
     """Not by pointers as on sm_89, nor by the one that gates many rows."""
     monkeypatch.setattr(cute, "absent", lambda: "")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
     info = replace(H200.info, name="NVIDIA L40S", capability=(8, 9))
     older = ScaledDispatcher(-1, replace(H200, info=info), lambda: ScaledGemmKernels(89, 0))
     problem = ScaledProblem(64, 6144, 4096, kernel="cutlass")
@@ -141,6 +143,7 @@ def test_what_is_told_is_the_time_of_what_serves(monkeypatch):
     monkeypatch.setattr(cute, "absent", lambda: "there is none")
     assert gemms().predicted_us(problem, BUDGET) == fp8.predict_us(problem, own, BUDGET, H200)
     monkeypatch.setattr(cute, "absent", lambda: "")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
     chosen = gemms().select(problem, BUDGET)
     assert chosen.kernel == "cutlass"
     assert gemms().predicted_us(problem, BUDGET) == fp8.predict_us(problem, chosen, BUDGET, H200)

@@ -103,6 +103,7 @@ def test_a_tuned_cell_falls_back_to_the_best_of_the_others(monkeypatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     key = CellKey.of(PROBLEM, BUDGET)
     dispatcher = h200(Table({}, {key: Cell(CUTLASS, 170.0, WS, 220.0)}))
+    monkeypatch.setattr(cute, "is_there", lambda: True)
     monkeypatch.setattr(cute, "absent", lambda: "it is not installed")
     assert dispatcher.select(PROBLEM, BUDGET).config == WS
     monkeypatch.setattr(cute, "absent", lambda: "")
@@ -116,6 +117,7 @@ def test_a_plain_cells_kernel_must_be_there_with_the_epilogue_too(monkeypatch, t
     """Built with and without a residual are two cubins, and one alone may have been copied."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cute, "absent", lambda: "it is not installed")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
     plain, added = PROBLEM, replace(PROBLEM, epilogue=Epilogue(residual=True))
     keep_cubin(cute._path(variant_of(plain, CUTLASS, 90)), b"cubin")
     dispatcher = h200(Table({}, {CellKey.of(plain, BUDGET): Cell(CUTLASS, 170.0, WS, 220.0)}))

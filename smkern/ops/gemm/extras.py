@@ -44,7 +44,8 @@ class Extras:
     def serve(self, problem: Product, config: GemmConfig) -> bool:
         """Whether a configuration's kernel can be compiled here, or was."""
         capability = self.profile.info.capability
-        return config.kernel in self.kernels and cute.serves(capability, problem, config)
+        there = config.kernel in self.kernels and cute.is_there()
+        return there and cute.serves(capability, problem, config)
 
     def faster(
         self,
