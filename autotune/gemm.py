@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern.autotune.family import MeasuredFamily, Tasks
 from smkern.autotune.measure import Tuner
-from smkern.autotune.raw import GemmMeasurement
+from smkern.autotune.raw import GemmMeasurement, Measurement
 from smkern.autotune.shortlist import shortlist
 from smkern.device import Budget, DeviceInfo
 from smkern.measure.gemm import GemmOperands
@@ -19,6 +20,7 @@ from smkern.measure.partitions import Place
 from smkern.ops.gemm.dispatch import Dispatcher, gemm_dispatcher
 from smkern.profile import Profile, profile_for
 from smkern.tuning import constraints
+from smkern.tuning.cells import Tuned
 from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.cost_model import predict_us
@@ -33,6 +35,7 @@ OTHERS_MUST_GAIN = 1.01
 does SwiGLU unfused: it costs a second launch, the host's time and memory. And CUTLASS, which is not
 everywhere."""
 KERNELS = constraints.AVAILABLE + constraints.OPTIONAL
+Timed = Measurement[Any, GemmConfig] | Tuned[GemmConfig]
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -140,7 +143,7 @@ class GemmTuner(Tuner[GemmProblem, GemmConfig]):
         return workspace.data_ptr()
 
 
-def _handicapped_us(item: GemmMeasurement) -> float:
+def _handicapped_us(item: Timed) -> float:
     others = constraints.LIBRARIES + constraints.OPTIONAL
     return item.us * (OTHERS_MUST_GAIN if item.config.kernel in others else 1)
 
@@ -166,9 +169,12 @@ def best_cell(measurements: Sequence[GemmMeasurement]) -> Cell | None:
     own = [item for item in fine if item.config.kernel not in others]
     if not own:
         return None
-    ours = _likeliest(own)
-    beside = [item for item in fine if item.config.kernel in others]
-    best = min([ours, *beside], key=lambda item: _handicapped_us(item))
+    return cell_of(_likeliest(own), [item for item in fine if item.config.kernel in others])
+
+
+def cell_of(ours: Timed, others: Iterable[Timed]) -> Cell:
+    """Won by our own fastest, or by one of the others that gains what it must."""
+    best = min([ours, *others], key=_handicapped_us)
     return Cell(best.config, best.us, ours.config, ours.us)
 
 

@@ -216,6 +216,15 @@ def variants(
     return tuple(found)
 
 
+def variants_for(
+    problem: ScaledProblem, confined: bool, capability: tuple[int, int], kernel: Kernel
+) -> tuple[GemmConfig, ...]:
+    """Those of the warp-specialised kernel or of CUTLASS's."""
+    if kernel == "cutlass":
+        return fp8_cutlass.variants(capability)
+    return variants(problem.epilogue.residual, confined, capability, problem.blocks)
+
+
 def sensible(m: int, config: GemmConfig) -> bool:
     """Whether no other tile is clearly better for `m` rows."""
     if config.kernel == "cutlass":
@@ -292,18 +301,16 @@ def ranked(
     ceilings = cost_model.Ceilings(budget, profile, constants)
     twin = problem.twin
     capability, masked = profile.info.capability, budget.confined == "mask"
-    if kernel == "cutlass":
-        made = fp8_cutlass.variants(capability)
-    else:
-        made = variants(problem.epilogue.residual, masked, capability, problem.blocks)
-    for variant in made:
+    for variant in variants_for(problem, masked, capability, kernel):
         if problem.kernel != "cutlass" and not sensible(problem.m, variant):
             continue
         group = candidates.group_m(problem.m, variant, budget.num_sms)
         estimate = cost_model.Estimate(twin, variant, ceilings, constants, group)
         longer = _over_twin(problem, variant, budget.num_sms / profile.info.num_sms)
-        cuts = candidates.splits(estimate.tiles, estimate.ctas, estimate.steps)
-        for split in (1,) if kernel == "cutlass" else cuts:
+        cuts: tuple[int, ...] = (1,)
+        if kernel != "cutlass":
+            cuts = candidates.splits(estimate.tiles, estimate.ctas, estimate.steps)
+        for split in cuts:
             for cap in estimate.grids(split):
                 config = replace(variant, split=split, group_m=group, max_ctas=cap)
                 if can_split(twin, config, cap or estimate.ctas):

@@ -8,13 +8,13 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from smkern.device import Confinement, check_budget
-from smkern.tuning import constraints, fp8, fp8_cutlass
+from smkern.tuning import constraints, fp8
 from smkern.tuning.cells import Cells
 from smkern.tuning.config import Budget, GemmConfig
 from smkern.tuning.constraints import Capability
 from smkern.tuning.family import Family
 from smkern.tuning.fp8 import ScaledProblem
-from smkern.tuning.table import Cell, CellCodec
+from smkern.tuning.table import Cell, CellCodec, never
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -50,11 +50,6 @@ class ScaledKey:
 ScaledCells = Mapping[ScaledKey, Cell]
 Served = Callable[[ScaledProblem, GemmConfig], bool]
 """Whether a configuration of a kernel that needs an extra can run."""
-
-
-def never(problem: ScaledProblem, config: GemmConfig) -> bool:
-    """None can."""
-    return False
 
 
 @dataclass(slots=True)
@@ -109,11 +104,7 @@ def fitting(
     """The configuration with as many stages as leave the epilogue room; None if it cannot run."""
     tile = (config.block_m, config.block_n, config.num_warps, config.swap, config.ctas_per_sm)
     masked = budget.confined == "mask"
-    if config.kernel == "cutlass":
-        made = fp8_cutlass.variants(capability)
-    else:
-        made = fp8.variants(problem.epilogue.residual, masked, capability, problem.blocks)
-    for x in made:
+    for x in fp8.variants_for(problem, masked, capability, config.kernel):
         if tile == (x.block_m, x.block_n, x.num_warps, x.swap, x.ctas_per_sm):
             found = replace(config, num_stages=x.num_stages)
             ctas = constraints.num_ctas(found, budget)

@@ -87,6 +87,12 @@ class Cell:
 Served = Callable[[GemmProblem, GemmConfig], bool]
 """Whether a configuration of a kernel that needs an extra can run."""
 
+
+def never(problem: object, config: GemmConfig) -> bool:
+    """None can."""
+    return False
+
+
 FAR = 1.6
 """Cells whose SMs or rows differ by more than this factor are not considered neighbours."""
 INVARIANT = ("ws", "tma")
@@ -141,7 +147,7 @@ class Table:
         budget: Budget,
         allow_cublaslt: bool = True,
         capability: Capability = (9, 0),
-        served: Served = lambda problem, config: False,
+        served: Served = never,
     ) -> GemmConfig | None:
         """The tuned configuration for `problem` in exactly `budget`, or None.
 

@@ -18,6 +18,7 @@ from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
 from smkern.tuning.select import Selection, is_librarys, rank, select_gemm, select_near
+from smkern.tuning.table import never
 
 if TYPE_CHECKING:
     from smkern.kernels.cublaslt import CublasLt
@@ -262,7 +263,7 @@ class Dispatcher:
         allow_cublaslt = backend is None and (swiglu or self._library_may_run(problem, budget))
         if tables is not None:
             capability = self.profile.info.capability
-            served = self._extras.serve if backend is None else _never
+            served = self._extras.serve if backend is None else never
             config = tables.lookup(problem, budget, allow_cublaslt, capability, served)
             if config is not None:
                 measured_us = tables.library_us(problem, budget, config)
@@ -337,10 +338,6 @@ class Dispatcher:
 def of_step(problem: GemmProblem) -> GemmProblem:
     """The problem with the rows that the choice of a whole step is made for."""
     return replace(problem, m=model_rows(problem.m))
-
-
-def _never(problem: GemmProblem, config: GemmConfig) -> bool:
-    return False
 
 
 def _tile(config: GemmConfig) -> tuple[Any, ...]:
