@@ -145,7 +145,7 @@ def parts(config: GemmConfig) -> int:
 
 def is_wide(config: GemmConfig) -> bool:
     """Whether a tile's columns are multiplied 64 at a time, summed by themselves."""
-    return config.block_n > 128 and not config.swap
+    return config.block_n > 128 and not config.swap and config.kernel == "ws"
 
 
 def base_registers(config: GemmConfig | GroupedConfig) -> int:
@@ -319,9 +319,9 @@ def ranked(
 
 
 def _over_twin(problem: ScaledProblem, config: GemmConfig, share: float) -> float:
-    """Time of a product over its twin's, on a share of the device's SMs; by CUTLASS the same."""
+    """Time of a product over its twin's, on a share of the device's SMs."""
     if config.kernel == "cutlass":
-        return 1.0
+        return fp8_cutlass.over_twin(problem.blocks, config)
     if problem.m > COLUMNS[-1]:
         return CROWDED if config.ctas_per_sm > 1 or is_wide(config) else 1.0
     tile = config.block_m, config.block_n, config.swap, config.ctas_per_sm

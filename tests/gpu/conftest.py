@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import smkern
+from smkern.kernels.cute import compile as cute
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,3 +41,11 @@ def ladder() -> Iterator[smkern.Ladder]:
     """Partitions of 16 and of 40 SMs, and what they leave."""
     with smkern.ladder([16, 40]) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def cutlass_is_there() -> Iterator[None]:
+    """Choices see the extra, which `only_what_is_always_there` hides."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cute, "is_there", lambda: True)
+        yield

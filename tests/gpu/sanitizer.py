@@ -22,7 +22,7 @@ import click
 import torch
 
 import smkern
-from tests.gpu.every_lane import let_every_lane_arrive
+from tests.gpu.every_lane import ROOT, copy_checkout
 from tests.gpu.planted import write_past_the_end
 from tests.gpu.sanitizer_cases import CASES
 
@@ -64,14 +64,17 @@ def sanitized(
     # cuda-bindings asks for functions of newer drivers: failed look-ups are no memory errors
     options += ["--report-api-errors", "no"]
     command = [sanitizer, *options, sys.executable, "-m", "tests.gpu.sanitizer", "--inside", case]
-    command += ["--every-lane"] * (tool == "racecheck")
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired as late:
-        return None, str(late.stdout or "")
+    with tempfile.TemporaryDirectory() as folder:
+        if tool == "racecheck":
+            copy_checkout(Path(folder))
+        try:
+            done = subprocess.run(
+                command, cwd=folder if tool == "racecheck" else ROOT, env=environment,
+                capture_output=True, text=True, timeout=timeout_s, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            return None, str(late.stdout or "")
     return done.returncode, done.stdout + done.stderr
 
 
@@ -134,13 +137,9 @@ def run_inside(case: str) -> None:
 @click.option("--cases", default=",".join(CASES), help="Cases to check.")
 @click.option("--timeout-s", default=TIMEOUT_S, help="Seconds for one tool on one case.")
 @click.option("--inside", default=None, help="Run one case in this process (for the tool).")
-@click.option("--every-lane", is_flag=True, help="With every lane arriving at barriers.")
-def main(tools: str, cases: str, timeout_s: int, inside: str | None, every_lane: bool) -> None:
+def main(tools: str, cases: str, timeout_s: int, inside: str | None) -> None:
     if inside:
-        with tempfile.TemporaryDirectory() as folder:
-            if every_lane:
-                let_every_lane_arrive(Path(folder) / "csrc")
-            run_inside(inside)
+        run_inside(inside)
         return
     sanitizer = find_sanitizer()
     if sanitizer is None:

@@ -63,7 +63,7 @@ def wanted():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
+def _compiled(cutlass_is_there) -> None:
     precompile(set(wanted()), workers=8)
 
 

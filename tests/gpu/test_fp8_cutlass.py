@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not is_there(), reason=f"no cubins, and {absent(
 CONFIGS = [
     config
     for config in fp8_cutlass.variants((9, 0))
-    if (config.block_n, config.ctas_per_sm) in {(48, 1), (80, 2), (96, 1), (128, 2)}
+    if (config.block_n, config.ctas_per_sm) in {(48, 1), (80, 2), (128, 2), (176, 1), (256, 1)}
 ]
 FULL = Epilogue(True, True, "silu")
 EPILOGUES = [Epilogue(), Epilogue(bias=True), Epilogue(residual=True, activation="gelu"), FULL]
@@ -43,14 +43,14 @@ def wanted():
             for epilogue in EPILOGUES:
                 yield variant_of(replace(base, epilogue=epilogue), config, 90)
             yield variant_of(replace(base, out_dtype="fp16"), config, 90)
-    asked = replace(CHAINED, kernel="cutlass")
-    for num_sms in (16, 116):
+    for scales, num_sms in (("row", 16), ("row", 116), ("block", 16)):
+        asked = replace(CHAINED, scales=scales, kernel="cutlass")
         chosen = fp8.choose(asked, Budget(num_sms, "mask", True), load_profile())
         yield variant_of(asked, chosen, 90)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
+def _compiled(cutlass_is_there) -> None:
     compile_many(wanted(), workers=8)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from smkern.kernels import gemm_ws
-from smkern.kernels.cuda_source import source_folder
-from tests.gpu.every_lane import CHANGES, change
+from tests.gpu.every_lane import CHANGES, ROOT, change
 from tests.gpu.sanitizer import FOUND, verdict
 
 REPORT = """\
@@ -37,7 +36,7 @@ def test_only_hand_overs_between_warps_are_known():
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_lane_arrives(name):
-    text = (source_folder() / name).read_text()
+    text = (ROOT / name).read_text()
     changed = change(name, text)
     assert changed != text
     with pytest.raises(ValueError, match="mend CHANGES"):

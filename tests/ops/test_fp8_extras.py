@@ -70,7 +70,7 @@ def test_what_was_tuned_without_them_gives_way_for_64_rows_alone(there):
     assert "cutlass" not in more
 
 
-@pytest.mark.parametrize(("rows", "served"), [(16, False), (64, True), (256, True), (300, False)])
+@pytest.mark.parametrize(("rows", "served"), [(16, False), (64, True), (300, True), (4096, True)])
 def test_where_nobody_tuned_the_model_chooses_among_both(rows, served, there):
     dispatcher = offline_dispatcher(H200)
     found = {
@@ -102,6 +102,8 @@ def test_every_kernel_fits_an_sm():
     for config in made:
         each = shared_bytes(config) + fp8_cutlass.SCALE_BYTES
         assert ctas_fit(each, config.ctas_per_sm, (9, 0))
-        both = sum(fp8_cutlass.registers(config.ctas_per_sm))
-        assert 128 * both * config.ctas_per_sm <= REGISTERS_PER_SM
+        parts = config.num_warps // 4
+        multiplying, copying = fp8_cutlass.registers(parts, config.ctas_per_sm)
+        all_groups = parts * multiplying + copying
+        assert 128 * all_groups * config.ctas_per_sm <= REGISTERS_PER_SM
     assert not fp8_cutlass.variants((10, 0))

@@ -111,7 +111,7 @@ def shared_bytes(made: Kernel) -> int:
 
 
 def _threads(made: Kernel) -> int:
-    return fp8_cutlass.THREADS if isinstance(made, ScaledVariant) else THREADS
+    return GROUP * (made.parts + 1) if isinstance(made, ScaledVariant) else THREADS
 
 
 def _twin(made: Kernel) -> Variant:
@@ -183,7 +183,7 @@ def _digest(made: Kernel) -> str:
     names = ["gemm", "epilogue"]
     if isinstance(made, ScaledVariant):
         of = fp8_cutlass
-        about += _threads(made), of.SLOT, of.SLOTS, of.registers(made.ctas_per_sm)
+        about += _threads(made), *of.slots(made.blocks), of.registers(made.parts, made.ctas_per_sm)
         names.append("fp8_gemm")
     return hashlib.sha256(repr(about).encode() + b"".join(map(_source, names))).hexdigest()
 

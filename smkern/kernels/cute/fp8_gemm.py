@@ -1,15 +1,17 @@
 """The CuTe GEMM of e4m3: products of a step in tensor cores, sums over steps in fp32.
 
 Tensor cores add e4m3 products with about 14 bits, so a step's 128 are added to fp32 registers,
-times the scales of its blocks where there are any. One warpgroup multiplies: two sums take turns,
-of which one is added while the other is multiplied. One more warp brings scales to shared memory:
-those of blocks four steps at a time, those of rows a tile ahead.
+times the scales of its blocks where there are any. One warpgroup multiplies, or two of which each
+has half of a tile's columns: two sums take turns, of which one is added while the other is
+multiplied. One more warp brings scales to shared memory: those of blocks four steps at a time,
+those of rows a tile ahead.
 
 Imported to compile only, as `gemm` is.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,10 @@ from cutlass import Float8E4M3FN, Float32, Int32, Int64, cute
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from smkern.kernels.cute.compile import BARRIER_BYTES
+from smkern.kernels.cute.compile import BARRIER_BYTES, GROUP
+from smkern.kernels.cute.epilogue import Epilogue
 from smkern.kernels.cute.gemm import Gemm
-from smkern.tuning.fp8_cutlass import SLOT, SLOTS, THREADS, registers
+from smkern.tuning.fp8_cutlass import registers, slots
 
 if TYPE_CHECKING:
     from smkern.kernels.fp8.gemm_compile import ScaledVariant
@@ -41,18 +44,23 @@ class ScaledGemm(Gemm):
 
     def __init__(self, variant: ScaledVariant) -> None:
         super().__init__(variant.twin)
-        self.blocks, self.ctas = variant.blocks, variant.ctas_per_sm
+        self.blocks, self.ctas, self.parts = variant.blocks, variant.ctas_per_sm, variant.parts
+        self.slot, self.slots = slots(variant.blocks)
+        self.width = self.columns // self.parts
+        """Columns of a group of warps."""
+        self.epilogue = Epilogue(replace(variant.twin, block_y=self.width))
         self.turns = 8 if self.ctas == 1 else 4
         """Steps between stops: what is in flight cannot be carried round a loop in which it is
         added, as the compiler would wait after each product. Alone on its SM 4 take 5% longer
         than 8; two CTAs by blocks take 4% longer by 8 than by 4."""
-        self.alike = gcd(self.columns, BLOCK) // 8
+        self.alike = gcd(self.width, BLOCK) // 8
         """Blocks of 8 columns that always are in one block of w."""
 
-    def products(self, rows: int) -> cute.ComposedLayout:
-        """The layout of an operand's stages as what is multiplied."""
+    def products(self, rows: int, parts: int) -> cute.ComposedLayout:
+        """The layout of an operand's stages as what is multiplied, in so many parts each."""
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Float8E4M3FN)
-        return cute.tile_to_shape(atom, (rows, 2 * self.depth, self.stages), order=(0, 1, 2))
+        shape = rows, 2 * self.depth, parts * self.stages
+        return cute.tile_to_shape(atom, shape, order=(0, 1, 2))
 
     @cute.jit
     def host(self, x: cute.Tensor, y: cute.Tensor, address: Int64, number: Int32, stream: Any):
@@ -60,8 +68,8 @@ class ScaledGemm(Gemm):
         y_map, y_all = self.tensor_map(y, self.columns, True)
         kernel = self.kernel(x_map, x_all, y_map, y_all, *(address,) * 5, *(number,) * 12)
         kernel.launch(
-            grid=(number, 1, 1), block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=self.ctas,
-            preferred_smem_carveout=100,  # else it asks a driver
+            grid=(number, 1, 1), block=[GROUP * (self.parts + 1), 1, 1], stream=stream,
+            min_blocks_per_mp=self.ctas, preferred_smem_carveout=100,  # else it asks a driver
         )  # fmt: skip
 
     @cute.kernel
@@ -78,9 +86,9 @@ class ScaledGemm(Gemm):
         class Shared:
             full: cute.struct.MemRange[Int64, self.stages]
             empty: cute.struct.MemRange[Int64, self.stages]
-            ready: cute.struct.MemRange[Int64, SLOTS]
-            spent: cute.struct.MemRange[Int64, SLOTS]
-            scales: cute.struct.Align[cute.struct.MemRange[Float32, SLOTS * SLOT], 16]
+            ready: cute.struct.MemRange[Int64, self.slots]
+            spent: cute.struct.MemRange[Int64, self.slots]
+            scales: cute.struct.Align[cute.struct.MemRange[Float32, self.slots * self.slot], 16]
             x: cute.struct.Align[
                 cute.struct.MemRange[self.dtype, cute.cosize(x_layout)], BARRIER_BYTES
             ]
@@ -95,30 +103,30 @@ class ScaledGemm(Gemm):
         ready, spent = shared.ready.data_ptr(), shared.spent.data_ptr()
         x_pairs = shared.x.get_tensor(x_layout.outer, swizzle=x_layout.inner)
         y_pairs = shared.y.get_tensor(y_layout.outer, swizzle=y_layout.inner)
-        x, y = self.products(self.rows), self.products(self.columns)
+        x, y = self.products(self.rows, 1), self.products(self.width, self.parts)
         x_stages = shared.x.get_tensor(x.outer, swizzle=x.inner, dtype=Float8E4M3FN)
         y_stages = shared.y.get_tensor(y.outer, swizzle=y.inner, dtype=Float8E4M3FN)
-        scales = shared.scales.get_tensor(cute.make_layout((SLOT, SLOTS)))
+        scales = shared.scales.get_tensor(cute.make_layout((self.slot, self.slots)))
         if warp == 0:
             with arch.elect_one():
                 for i in cutlass.range_constexpr(self.stages):
                     arch.mbarrier_init(full + i, 1)
-                    arch.mbarrier_init(empty + i, 4)
-                for i in cutlass.range_constexpr(SLOTS):
+                    arch.mbarrier_init(empty + i, 4 * self.parts)
+                for i in cutlass.range_constexpr(self.slots):
                     arch.mbarrier_init(ready + i, 32)
-                    arch.mbarrier_init(spent + i, 4)
+                    arch.mbarrier_init(spent + i, 4 * self.parts)
             arch.mbarrier_init_fence()
         arch.sync_threads()
         raster = tiles_x, tiles_y, group, m, n
-        multiplying, copying = registers(self.ctas)
-        if warp >= 4:
+        multiplying, copying = registers(self.parts, self.ctas)
+        if warp >= 4 * self.parts:
             arch.warpgroup_reg_dealloc(copying)
-            if warp == 4:
+            if warp == 4 * self.parts:
                 self.copy(
                     (x_map, x_all, x_pairs), (y_map, y_all, y_pairs), full, empty, raster,
                     k_iters, early,
                 )  # fmt: skip
-            if warp == 5:
+            if warp == 4 * self.parts + 1:
                 strides = a_step, a_block_step, w_step
                 self.bring(scales, ready, spent, raster, k_iters, a_scale, w_scale, strides)
         else:
@@ -140,7 +148,7 @@ class ScaledGemm(Gemm):
     @cute.jit
     def bring(self, scales, ready, spent, raster, k_iters, a_scale, w_scale, strides):
         """Scales of the CTA's tiles: of 64 rows of a and of a tile's rows of w, one slot a tile; of
-        blocks those of every four steps, of w's two blocks."""
+        blocks those of every four steps, of w's two blocks a group of warps."""
         a_step, a_block_step, w_step = strides
         tiles_x, tiles_y, _, m, n = raster
         lane = arch.lane_idx()
@@ -154,7 +162,7 @@ class ScaledGemm(Gemm):
             x, y, _, _, _, _ = self.corner(tile, raster)
             for step in cutlass.range(0, steps, FOUR, unroll=1):
                 arch.mbarrier_wait(spent + slot, phase)
-                to = scales.iterator + SLOT * slot
+                to = scales.iterator + self.slot * slot
                 # what rows past the end are multiplied by is not stored
                 for part in cutlass.range_constexpr(2):
                     place = lane + 32 * part
@@ -166,9 +174,10 @@ class ScaledGemm(Gemm):
                     else:
                         self.four(to + FOUR * place, of_a, a_block_step, step, k_iters)
                 if cutlass.const_expr(self.blocks):
-                    block = cutlass.min(y // BLOCK + lane, (n - 1) // BLOCK)
+                    block = (y + lane // 2 * self.width) // BLOCK + lane % 2
+                    block = cutlass.min(block, (n - 1) // BLOCK)
                     of_w = w_scale + 4 * Int64(block) * Int64(w_step)
-                    if lane < 2:
+                    if lane < 2 * self.parts:
                         self.four(to + FOUR * (ROWS + lane), of_w, Int32(1), step, k_iters)
                 else:
                     for part in cutlass.range_constexpr((self.columns + 31) // 32):
@@ -177,7 +186,7 @@ class ScaledGemm(Gemm):
                         self.fetch_scale(to + ROWS + place, of_w, 4, 4)
                 arch.cp_async_mbarrier_arrive_noinc(ready + slot)
                 slot += 1
-                if slot == SLOTS:
+                if slot == self.slots:
                     slot = Int32(0)
                     phase ^= 1
             tile += ctas
@@ -202,7 +211,7 @@ class ScaledGemm(Gemm):
     def multiply(self, x_stages, y_stages, barriers, raster, k_iters, memory, scales):
         """The CTA's tiles: sums over K, then the epilogue."""
         op = warpgroup.MmaF8Op(
-            Float8E4M3FN, Float8E4M3FN, Float32, (64, self.columns, 32),
+            Float8E4M3FN, Float8E4M3FN, Float32, (64, self.width, 32),
             warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K,
         )  # fmt: skip
         fresh, more = cute.make_tiled_mma(op), cute.make_tiled_mma(op)
@@ -211,19 +220,21 @@ class ScaledGemm(Gemm):
         part = more.get_slice(0)
         x = more.make_fragment_A(part.partition_A(x_stages))
         y = more.make_fragment_B(part.partition_B(y_stages))
-        shape = more.partition_shape_C((self.rows, self.columns))
+        shape = more.partition_shape_C((self.rows, self.width))
         total, *sums = (cute.make_rmem_tensor(shape, Float32) for _ in range(3))
         by = cute.make_rmem_tensor((4, FOUR), Float32)
         _, _, ready, spent = barriers
         tile, _, _ = arch.block_idx()
         ctas, _, _ = arch.grid_dim()
         thread, _, _ = arch.thread_idx()
+        mine = self.mine()
         at = Int32(0), Int32(0), Int32(0), Int32(0)
         arch.griddepcontrol_wait()
         while tile < raster[0] * raster[1]:
-            corner = self.corner(tile, raster)
+            at_x, at_y, *owned = self.corner(tile, raster)
+            at_y += mine * self.width
             total.fill(0.0)
-            operands = fresh, more, x, y, sums, total, by, scales, corner[1]
+            operands = fresh, more, x, y, sums, total, by, scales, at_y
             for _ in cutlass.range(0, k_iters - self.turns + 1, self.turns, unroll=1):
                 at = self.steps(self.turns, operands, barriers, at, 0, k_iters)
             for step in cutlass.range(k_iters // self.turns * self.turns, k_iters, unroll=1):
@@ -234,7 +245,7 @@ class ScaledGemm(Gemm):
                 self.by_rows(total, scales, slot)
                 slot, turn = self.spend(spent, slot, turn)
                 at = stage, phase, slot, turn
-            self.epilogue.finish(total, corner, memory, thread)
+            self.epilogue.finish(total, (at_x, at_y, *owned), memory, thread)
             tile += ctas
 
     @cute.jit
@@ -283,7 +294,7 @@ class ScaledGemm(Gemm):
         with arch.elect_one():
             arch.mbarrier_arrive(spent + slot)
         slot += 1
-        if slot == SLOTS:
+        if slot == self.slots:
             slot = Int32(0)
             turn ^= 1
         return slot, turn
@@ -292,15 +303,21 @@ class ScaledGemm(Gemm):
     def ask(self, fresh, more, acc, x, y, stage):
         """Ask for a step's products."""
         warpgroup.fence()
+        part = stage * self.parts + self.mine()
         for i in cutlass.range_constexpr(self.depth // 16):
             mma = more if cutlass.const_expr(i) else fresh
-            cute.gemm(mma, acc, x[None, None, i, stage], y[None, None, i, stage], acc)
+            cute.gemm(mma, acc, x[None, None, i, stage], y[None, None, i, part], acc)
         warpgroup.commit_group()
+
+    def mine(self):
+        """Which group of warps a thread is of."""
+        thread, _, _ = arch.thread_idx()
+        return arch.make_warp_uniform(thread // GROUP) if self.parts > 1 else 0
 
     def row(self):
         """The first of a thread's two rows of a tile, which are 8 apart."""
         thread, _, _ = arch.thread_idx()
-        return (thread // 32) * 16 + arch.lane_idx() // 4
+        return thread // 32 % 4 * 16 + arch.lane_idx() // 4
 
     @cute.jit
     def take(self, by, scales, slot, turn):
@@ -315,14 +332,15 @@ class ScaledGemm(Gemm):
             values = arch.inline_ptx(
                 "ld.shared.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
                 write_only_types=[Float32] * FOUR,
-                read_only_args=[scales.iterator + (SLOT * slot + FOUR * self.places()[i])],
+                read_only_args=[scales.iterator + (self.slot * slot + FOUR * self.places()[i])],
             )  # fmt: skip
             for turn in cutlass.range_constexpr(FOUR):
                 by[i, turn] = values[turn]
 
     def places(self):
         """Where a slot has them."""
-        return self.row(), self.row() + 8, ROWS, ROWS + 1
+        of_w = ROWS + 2 * self.mine()
+        return self.row(), self.row() + 8, of_w, of_w + 1
 
     def factors(self, by, turn):
         """Of a step's products: of both rows by the first block of w, and by the next."""
@@ -336,7 +354,7 @@ class ScaledGemm(Gemm):
         """
         edge = (BLOCK - column % BLOCK) // 8  # blocks of 8 columns before w's next block
         left, right, next_left, next_right = factors
-        for i in cutlass.range_constexpr(self.columns // 8):
+        for i in cutlass.range_constexpr(self.width // 8):
             if cutlass.const_expr(self.blocks and i and i % self.alike == 0):
                 left = next_left if i >= edge else left
                 right = next_right if i >= edge else right
@@ -357,8 +375,9 @@ class ScaledGemm(Gemm):
     def by_rows(self, total, scales, slot):
         """Sums times the scales of their rows of a and of w."""
         one, other = scales[self.row(), slot], scales[self.row() + 8, slot]
-        for i in cutlass.range_constexpr(self.columns // 8):
+        first = ROWS + self.mine() * self.width
+        for i in cutlass.range_constexpr(self.width // 8):
             for j in cutlass.range_constexpr(2):
-                of_w = scales[ROWS + 8 * i + 2 * (arch.lane_idx() % 4) + j, slot]
+                of_w = scales[first + 8 * i + 2 * (arch.lane_idx() % 4) + j, slot]
                 total[4 * i + j] = total[4 * i + j] * one * of_w
                 total[4 * i + 2 + j] = total[4 * i + 2 + j] * other * of_w
