@@ -9,7 +9,7 @@ from smkern.latency.curve import Curve, Filled
 from smkern.latency.roofline import Roofline
 from smkern.latency.step_times import KEPT, UNMEASURED, StepTimes
 from smkern.latency.table import Timing
-from smkern.latency.work import Size, padded_rows
+from smkern.latency.work import Kind, Size, padded_rows
 from smkern.tuning.attention.shapes import PREFILL_MAX_PIECES, PREFILL_PIECE, PREFILL_ROWS
 
 HEAD_ROWS = 8
@@ -28,23 +28,27 @@ _LEAST_OVER, _MOST_OVER = 0.8, 8.0
 """Bounds of what is said of attention by cells of which it is a small part."""
 
 
-def _undelayed(prompts: Iterable[tuple[Timing, float]]) -> dict[Timing, float]:
-    """Times of prompts, each at most that of one of more tokens, and hardly more than on fewer SMs.
+def _undelayed(cells: Mapping[Timing, float], kind: Kind) -> dict[Timing, float]:
+    """Times of prompts or of mixed forwards, each at most that of one with more of everything, and
+    hardly more than on fewer SMs.
 
     The host launches a small one more slowly than a GPU runs it: its pauses are in the time.
     """
-    alike: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
-    cells = dict(prompts)
+    alike: dict[tuple[int, int], list[tuple[Timing, float]]] = {}
     for key, us in cells.items():
-        one = key.num_sms, key.prompts * key.tokens, us
-        alike.setdefault((key.cached, key.layers), []).append(one)
+        if key.kind == kind:
+            alike.setdefault((key.cached, key.layers), []).append((key, us))
     return {
         key: min(
-            us if num_sms == key.num_sms else UNEVEN * us
-            for num_sms, tokens, us in alike[key.cached, key.layers]
-            if num_sms <= key.num_sms and tokens >= key.prompts * key.tokens
+            us if more.num_sms == key.num_sms else UNEVEN * us
+            for more, us in others
+            if more.num_sms <= key.num_sms
+            and more.prompts * more.tokens >= key.prompts * key.tokens
+            and more.batch >= key.batch
+            and more.batch * more.context >= key.batch * key.context
         )
-        for key in cells
+        for others in alike.values()
+        for key, _ in others
     }
 
 
@@ -71,7 +75,7 @@ class PromptTimes:
         self._has_cached = False
         layers = roofline.num_layers
         # In this order: what has more to it is told from what has less.
-        prompts = _undelayed((key, us) for key, us in cells.items() if key.kind == "prefill")
+        prompts = _undelayed(cells, "prefill")
         plain = {key: us for key, us in prompts.items() if not key.cached} or prompts
         self._has_cached = len(plain) < len(prompts)
         self._others = Filled(
@@ -95,8 +99,7 @@ class PromptTimes:
             self._mixed_over(
                 [
                     (key, us / self.us(key.size(layers), key.num_sms))
-                    for key, us in cells.items()
-                    if key.kind == "mixed"
+                    for key, us in _undelayed(cells, "mixed").items()
                 ]
             )
         )
