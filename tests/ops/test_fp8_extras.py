@@ -58,16 +58,19 @@ def test_without_them_our_own_serves(lacking):
             assert (found.kernel, found.block_n) == (cell.own.kernel, cell.own.block_n)
 
 
-def test_what_was_tuned_without_them_gives_way_for_64_rows_alone(there):
-    """By the model's word, which is sure enough there: no H100 has run them."""
+def test_what_was_tuned_without_them_gives_way_where_the_model_is_sure(there):
+    """No H100 has run them."""
     dispatcher = offline_dispatcher(H100)
     assert not dispatcher.table.has_extras
-    few, more = (
-        [dispatcher.select(*cell[:2]).kernel for cell in tuned(dispatcher, rows)]
-        for rows in (range(33, 65), range(65, 257))
-    )
-    assert few.count("cutlass") > 0.3 * len(few)
-    assert "cutlass" not in more
+
+    def found(rows: range, blocks: bool) -> list[str]:
+        cells = [cell[:2] for cell in tuned(dispatcher, rows) if cell[0].blocks == blocks]
+        return [dispatcher.select(*cell).kernel for cell in cells]
+
+    for rows, blocks in ((range(33, 65), True), (range(33, 65), False), (range(65, 513), False)):
+        kernels = found(rows, blocks)
+        assert kernels.count("cutlass") > len(kernels) / 4
+    assert "cutlass" not in found(range(65, 513), True) + found(range(33), True)
 
 
 @pytest.mark.parametrize(("rows", "served"), [(16, False), (64, True), (300, True), (4096, True)])

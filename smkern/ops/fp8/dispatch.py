@@ -59,7 +59,8 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
         if problem.kernel or config.kernel != "ws" or not fp8_cutlass.pays(problem.m):
             return config
         is_tuned = self.tuned(problem, budget) is not None
-        if is_tuned and (self.table.has_extras or not fp8_cutlass.is_sure(problem.m)):
+        is_sure = fp8_cutlass.is_sure(problem.m, problem.blocks)
+        if is_tuned and (self.table.has_extras or not is_sure):
             return config
 
         def best(kernels: object) -> Selection:
