@@ -203,8 +203,7 @@ def test_every_gpu_is_examined_to_the_end(info, fake_gpu, monkeypatch) -> None:
         measured = f"shipped, measured by smkern's authors on {info.name}"
         assert measured in found["ceilings"].detail
         assert found["step times"].status == "ok"
-        last = "qwen3-8b-fp8" if info is H100 else "qwen3-8b"
-        assert f"{last} for {info.name}; other models predicted" in found["step times"].detail
+        assert f"qwen3-8b-fp8 for {info.name}; other models predicted" in found["step times"].detail
         assert re.match(r"gemm [\d,]+, gemm_fp8 [\d,]+, attention \d", found["shipped"].detail)
     else:
         assert f"scaled from {nearest(info).name}'s" in found["ceilings"].detail
