@@ -31,7 +31,7 @@ def sanitizer() -> str:
     return path
 
 
-@pytest.mark.parametrize(("tool", "case"), product(("memcheck", "racecheck"), CASES))
+@pytest.mark.parametrize(("tool", "case"), list(product(("memcheck", "racecheck"), CASES)))
 def test_it_is_clean(sanitizer, tool, case):
     if case == "sample":
         precompile()
