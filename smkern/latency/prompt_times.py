@@ -82,7 +82,8 @@ class PromptTimes:
         prompts = _undelayed(cells, "prefill")
         plain = {key: us for key, us in prompts.items() if not key.cached} or prompts
         self._has_cached = len(plain) < len(prompts)
-        self._others = Filled(self._others_of(plain))
+        factors, self._host_us = self._told_apart(plain)
+        self._others = Filled(factors.items())
         self._kept.clear()
         self._attention = Curve.of(
             (
@@ -174,20 +175,26 @@ class PromptTimes:
         for (num_sms, batch), all_ in found.items():
             yield (num_sms, batch, 1.0), sum(all_) / len(all_)
 
-    def _others_of(self, plain: Mapping[Timing, float]) -> Iterator[tuple[tuple[int, int], float]]:
-        """c_p by SMs and tokens. Where few tokens take much more than others, the host bound them:
-        the median of these times is what launching takes, and c_p that of more tokens."""
-        layers, bound = self._roofline.num_layers, []
+    def _told_apart(
+        self, plain: Mapping[Timing, float]
+    ) -> tuple[dict[tuple[int, int], float], float]:
+        """c_p by SMs and tokens, and what launching a layer takes, us; 0 where no cell tells.
+
+        Where few tokens take much more than others, the host bound them: the median of these times
+        is what launching takes, and c_p that of more tokens.
+        """
+        layers = self._roofline.num_layers
         least = min((us for key, us in plain.items() if not key.layers), default=0.0)
+        found: dict[tuple[int, int], float] = {}
         more: dict[int, float] = {}
+        bound = [0.0]
         for key, us in sorted(plain.items(), key=lambda x: -x[0].prompts * x[0].tokens):
             over = self._others_over(key.size(layers), key.num_sms, us)
             if us < BY_HOST * least and over > BY_HOST * more.get(key.num_sms, over):
                 over = more[key.num_sms]
                 bound.append(us / layers)
-            more[key.num_sms] = over
-            yield (key.num_sms, key.prompts * key.tokens), over
-        self._host_us = median(bound or [0.0])
+            more[key.num_sms] = found[key.num_sms, key.prompts * key.tokens] = over
+        return found, median(bound[1:] or bound)
 
     def _others_over(self, size: Size, num_sms: int, us: float) -> float:
         """c_p of a prompt with nothing cached."""
