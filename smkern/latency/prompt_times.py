@@ -187,14 +187,14 @@ class PromptTimes:
         least = min((us for key, us in plain.items() if not key.layers), default=0.0)
         found: dict[tuple[int, int], float] = {}
         more: dict[int, float] = {}
-        bound = [0.0]
+        bound: list[float] = []
         for key, us in sorted(plain.items(), key=lambda x: -x[0].prompts * x[0].tokens):
             over = self._others_over(key.size(layers), key.num_sms, us)
             if us < BY_HOST * least and over > BY_HOST * more.get(key.num_sms, over):
                 over = more[key.num_sms]
                 bound.append(us / layers)
             more[key.num_sms] = found[key.num_sms, key.prompts * key.tokens] = over
-        return found, median(bound[1:] or bound)
+        return found, median(bound) if bound else 0.0
 
     def _others_over(self, size: Size, num_sms: int, us: float) -> float:
         """c_p of a prompt with nothing cached."""

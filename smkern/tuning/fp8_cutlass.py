@@ -20,8 +20,8 @@ and 0.91 for 77 and 128, 0.97 and 0.92 for 256, 0.99 and 0.95 for 512 and 1024, 
 more (664 cells)."""
 COLUMNS = *range(48, 129, 16), 160, 176, 192, 224, 256
 """Of 144, 208 and 240 an H200 took three in 228 cells."""
-WIDEST = 128
-"""Columns of a warpgroup at most, which meet two blocks of w."""
+BLOCK = 128
+"""Rows of w that share a block's scale; columns of a warpgroup at most, which so meet two."""
 CHOOSING = 0.1
 """What it adds to a product's time to choose w's block for every 8 columns."""
 SCALE_BYTES = 4096
@@ -41,14 +41,19 @@ def slots(blocks: bool) -> tuple[int, int]:
     return (272, 4) if blocks else (320, 3)
 
 
+def alike(columns: int) -> int:
+    """Blocks of 8 columns of a warpgroup that always are in one block of w."""
+    return gcd(columns, BLOCK) // 8
+
+
 def over_twin(blocks: bool, config: GemmConfig) -> float:
     """Time of a product over that of 16-bit elements of as many bytes.
 
     Of 720 cells of an H200, 77 to 4,096 rows, the choice among all takes 1.007 of the best's time
     by rows, and by blocks 1.017, without `CHOOSING` 1.022.
     """
-    alike = gcd(config.block_n * 4 // config.num_warps, WIDEST) // 8
-    return 1 + CHOOSING / alike if blocks else 1.0
+    columns = config.block_n * 4 // config.num_warps
+    return 1 + CHOOSING / alike(columns) if blocks else 1.0
 
 
 def pays(m: int) -> bool:
@@ -71,7 +76,7 @@ def variants(capability: constraints.Capability) -> tuple[GemmConfig, ...]:
     """The kernels, each with as many stages as fit."""
     found = []
     for columns in COLUMNS * (capability[0] == 9):
-        parts = -(-columns // WIDEST)
+        parts = -(-columns // BLOCK)
         for ctas in (1, 2)[: 3 - parts]:
             if 3 * columns // parts // 2 + OTHER_REGISTERS > registers(parts, ctas)[0]:
                 continue

@@ -12,7 +12,6 @@ Imported to compile only, as `gemm` is.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import cutlass
@@ -23,15 +22,13 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from smkern.kernels.cute.compile import BARRIER_BYTES, GROUP
 from smkern.kernels.cute.epilogue import Epilogue
 from smkern.kernels.cute.gemm import Gemm
-from smkern.tuning.fp8_cutlass import registers, slots
+from smkern.tuning.fp8_cutlass import BLOCK, alike, registers, slots
 
 if TYPE_CHECKING:
     from smkern.kernels.fp8.gemm_compile import ScaledVariant
 
 FOUR = 4
 """Steps whose scales come at once."""
-BLOCK = 128
-"""Rows of w that share a block's scale."""
 ROWS = 64
 """Rows of a tile; behind their scales lie those of w."""
 
@@ -53,8 +50,7 @@ class ScaledGemm(Gemm):
         """Steps between stops: what is in flight cannot be carried round a loop in which it is
         added, as the compiler would wait after each product. Alone on its SM 4 take 5% longer
         than 8; two CTAs by blocks take 4% longer by 8 than by 4."""
-        self.alike = gcd(self.width, BLOCK) // 8
-        """Blocks of 8 columns that always are in one block of w."""
+        self.alike = alike(self.width)
 
     def products(self, rows: int, parts: int) -> cute.ComposedLayout:
         """The layout of an operand's stages as what is multiplied, in so many parts each."""
