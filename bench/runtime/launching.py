@@ -25,7 +25,7 @@ ROUNDS, PROMPTS = 3, 3
 
 def mixed_idle(bench: SteadyBench, chunk: int) -> Iterator[Cell]:
     """The share of a mixed forward in which the device idles: 1 minus the time of its graph."""
-    launch = bench.steps.mixed(chunk, (bench.plan.tokens - chunk) // 2).run
+    launch = bench.steps.mixed(chunk, (bench.plan.tokens - chunk) // 2).launch
     found: dict[str, list[float]] = {"eager": [], "graph": []}
     with closing(Captured(launch, None, on_gpu=isinstance(bench.device, CudaDevice))) as graph:
         for _ in range(IDLE_ROUNDS):

@@ -73,9 +73,17 @@ class ModelSteps(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forward:
-    """What launches a forward, the tokens that it reads and the logits that it gives."""
+    """A forward of fixed inputs.
+
+    Attributes:
+        run: Runs it as users do.
+        launch: Launches its kernels one by one.
+        token_ids: What it reads.
+        logits: What it gives.
+    """
 
     run: Run
+    launch: Run
     token_ids: Tensor
     logits: Tensor
 

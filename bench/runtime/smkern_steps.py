@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,7 +11,14 @@ from torch import Tensor
 from smkern.bench.model.model import Model
 from smkern.bench.ops.sampling import Settings
 from smkern.bench.runtime.cases import OURS, RuntimePlan
-from smkern.bench.runtime.model_steps import Forward, MixedRows, ModelSteps, PartitionOf, Run
+from smkern.bench.runtime.model_steps import (
+    Captured,
+    Forward,
+    MixedRows,
+    ModelSteps,
+    PartitionOf,
+    Run,
+)
 from smkern.bench.runtime.stamps import Stamps
 from smkern.models import ActivationBuffers, Step
 from smkern.partition import Partition
@@ -39,6 +47,7 @@ class SmkernSteps(ModelSteps):
         self.prompt = model.prefill_step()
         self._prompts: dict[Place, Step] = {}
         self._mixed_activations: ActivationBuffers | None = None
+        self._mixed: dict[tuple[int, int], tuple[Tensor, Step, Run, Captured]] = {}
         rows = plan.batch + 2  # of a mixed forward; a prompt alone has one
         self._settings = Settings.of(rows, model.device)
         self._drawn = torch.zeros(rows, dtype=torch.int32, device=model.device)
@@ -62,30 +71,57 @@ class SmkernSteps(ModelSteps):
             self._draw(decoder.head(step))
 
     def mixed(self, chunk: int, start: int) -> Forward:
+        rows = MixedRows.of(self._plan, self._model, chunk, start)
+        lengths = self._ints([*rows.lengths, 0, *accumulate(rows.counts)])
+        key = chunk, rows.pieces
+        if key not in self._mixed:
+            self._mixed[key] = self._mixed_graph(chunk, rows, lengths.clone())
+        read, step, launch, graph = self._mixed[key]
+
+        def behind_lengths(run: Run) -> Run:
+            def launched() -> None:
+                read.copy_(lengths)
+                run()
+
+            return launched
+
+        return Forward(
+            behind_lengths(graph.replay), behind_lengths(launch), step.token_ids,
+            step.buffers.logits,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for *_, graph in self._mixed.values():
+            graph.close()
+        super().close()
+
+    def _mixed_graph(
+        self, chunk: int, rows: MixedRows, read: Tensor
+    ) -> tuple[Tensor, Step, Run, Captured]:
+        """Mixed forwards of so many pieces: the lengths that they read, the step, what launches it,
+        and its graph."""
         plan, model = self._plan, self._model
         if self._mixed_activations is None:
-            rows = max(plan.chunk_rows)
             self._mixed_activations = ActivationBuffers(
-                model.config, rows, plan.batch + 2, model.device
+                model.config, max(plan.chunk_rows), plan.batch + 2, model.device
             )
-        rows_of = MixedRows.of(plan, model, chunk, start)
-        counts = self._ints(rows_of.counts)
+        requests = len(rows.counts)
         step = Step.make(
             self._mixed_activations,
-            token_ids=self._ints(range(sum(rows_of.counts))) % model.config.vocab_size,
-            kv_lens=self._ints(rows_of.lengths),
-            page_table=rows_of.table,
+            token_ids=self._ints(range(sum(rows.counts))) % model.config.vocab_size,
+            kv_lens=read[:requests],
+            page_table=rows.table,
             caches=model.caches.layers,
             max_kv_len=max(plan.tokens, plan.context),
-            cu_q_lens=torch.cat([self._ints([0]), counts.cumsum(0).int()]),
+            cu_q_lens=read[requests:],
             max_q_len=chunk,
         ).planned()
 
-        def run() -> None:
+        def launch() -> None:
             step.planned(out=step.plan)
             self._draw(model.decoder.forward(step))
 
-        return Forward(run, step.token_ids, step.buffers.logits)
+        return read, step, launch, Captured(launch, None, on_gpu=self._on_gpu, pool=self._pool)
 
     def _decode_step(self, partition: Partition | None) -> Run:
         """A decode step that finds the same lengths whenever it runs."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import torch
 
@@ -13,10 +13,12 @@ from smkern.kv import KvPool
 from smkern.latency import Chunk, Size
 from smkern.latency.work import padded_rows
 from smkern.models import Decoder, Step
-from smkern.models.layered import forward
 from smkern.runtime.device import Device, Work
 from smkern.runtime.model import sizes
 from smkern.runtime.model.graphs import GraphCache
+from smkern.runtime.model.mixed import OTHER_LAUNCHES
+from smkern.runtime.model.mixed import launch as launch_mixed
+from smkern.runtime.model.mixed_graph import MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers, prompt_activations
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
@@ -37,7 +39,7 @@ class ModelLaunches:
     Rows, graphs, plans and buffers are the runtime's own. Tokens are unlike, so that they choose
     experts evenly. A launch finds the same lengths however often it runs; decode rows take pages
     from one end of the pool, prompts from the other, so both may run at once. Only one decode batch
-    and one batch of prompts are set up at a time.
+    and one batch of prompts are set up at a time, or one mixed forward.
 
     Args:
         model: The model, of random weights; a mixture of experts has its embeddings enlarged.
@@ -70,7 +72,7 @@ class ModelLaunches:
             model.weights.embed.mul_(APART)
         for layer in pool.storage:
             layer.normal_()
-        self._caches = [pool.layer(i) for i in range(config.num_layers)]
+        self._caches = caches = [pool.layer(i) for i in range(config.num_layers)]
         where = model.device
         self._where = where
         self._state = RowState.make(
@@ -84,16 +86,20 @@ class ModelLaunches:
         activations = prompt_activations(config, where, max_running, max_prefill, max_tokens)[0]
         self._prompts = PrefillBuffers(activations, 0, max_tokens, max_prefill)
         self._token_ids = torch.randint(
-            config.vocab_size, (max_tokens + max_running,), device=where, dtype=torch.int32
+            config.vocab_size, (padded_rows(max_tokens),), device=where, dtype=torch.int32
+        )
+        self._inputs = MixedInputs(
+            self._state, caches, activations, max_tokens, self.max_context, None
         )
         self.graphs = GraphCache(
             model,
             self._state,
-            self._caches,
+            caches,
             partition=device.partition,
             synchronize=device.synchronize,
             max_context=self.max_context,
             limit_bytes=GRAPH_LIMIT_BYTES,
+            mixed=self._inputs,
         )
         device.synchronize()
 
@@ -106,17 +112,12 @@ class ModelLaunches:
         Raises:
             ArgumentError: more rows, keys or pages than there are.
         """
-        self._check(lengths, self.max_running)
-        first, batch, longest = self._state.first_slot, len(lengths), max(lengths)
-        self._state.finished[first:] = True
-        self._state.finished[first : first + batch] = False
-        self._deal(first, lengths)
-        kept = self._ints(lengths)
-        kv_lens = self._state.inputs(first, batch).kv_lens
+        set_lengths = self._seat(lengths)
+        batch, longest = len(lengths), max(lengths)
         self.device.synchronize()
 
         def launch(place: Place) -> None:
-            kv_lens.copy_(kept)  # a step lengthens its rows
+            set_lengths()
             self.graphs.launch(place, batch, longest)
 
         size = Size(num_layers=self.config.num_layers, batch=batch, total_kv=sum(lengths))
@@ -138,7 +139,7 @@ class ModelLaunches:
         """
         config = self.config
         count = config.num_layers if layers is None else layers
-        step = self._step(chunks, [])
+        step = self._step(chunks)
         planned: list[Step] = []
         group = max(1, GROUP_LAUNCHES // sizes.layer_launches(config))
         works = []
@@ -153,7 +154,7 @@ class ModelLaunches:
                 for index in range(first, end):
                     self._model.layer(index, planned[0])
                 if head:
-                    self._draw(self._model.head(planned[0]), len(chunks), step)
+                    self._draw(self._model.head(planned[0]), step, len(chunks))
 
             size = Size(tuple(chunks), end - first, config.num_layers, head)
             works.append(Work("prefill", launch, size, GROUP_LAUNCHES))
@@ -169,16 +170,26 @@ class ModelLaunches:
         Raises:
             ArgumentError: more than there is room for.
         """
-        self._check(lengths, self.max_running)
-        step = self._step(chunks, lengths)
+        set_lengths = self._seat(lengths)
+        counts, ends = self._seat_chunks(chunks)
+        rows, longest = sum(counts) + len(lengths), max([*ends, *lengths])
+        self.graphs.capture_mixed([rows], [longest])
+        graph = self.graphs.mixed(rows, longest)
+        token_ids = self._token_ids[: sum(counts)].tolist()
+        self.device.synchronize()
 
         def launch(place: Place) -> None:
-            planned = step.planned_in(self._prompts.plans)
-            self._draw(forward(self._model, planned), len(chunks), step)
+            set_lengths()
+            step = self._inputs.send(token_ids, counts, ends, lengths)
+            logits = launch_mixed(self._model, step, graph, self._prompts.plans)
+            self._draw(logits, step, len(chunks))
 
         layers = self.config.num_layers
         size = Size(tuple(chunks), layers, layers, True, len(lengths), sum(lengths))
-        return Work("mixed", launch, size, layers * sizes.layer_launches(self.config))
+        launches = OTHER_LAUNCHES + (layers if graph is None else 1) * sizes.layer_launches(
+            self.config
+        )
+        return Work("mixed", launch, size, launches)
 
     @property
     def pool_tokens(self) -> int:
@@ -190,8 +201,17 @@ class ModelLaunches:
         self.device.synchronize()
         self.graphs.close()
 
-    def _step(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> Step:
-        """The forward of chunks and of decode rows behind them, its pages dealt out."""
+    def _seat(self, lengths: Sequence[int]) -> Callable[[], object]:
+        """Requests that decode have slots and pages; what sets their lengths, as a step adds 1."""
+        self._check(lengths, self.max_running)
+        first, batch = self._state.first_slot, len(lengths)
+        self._state.finished[first:] = True
+        self._state.finished[first : first + batch] = False
+        self._deal(first, lengths)
+        return partial(self._state.inputs(first, batch).kv_lens.copy_, self._ints(lengths))
+
+    def _seat_chunks(self, chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
+        """Chunks have rows in front of the slots, and pages; their new tokens, and their keys."""
         counts = [chunk.new for chunk in chunks]
         ends = [chunk.new + chunk.cached for chunk in chunks]
         if not 0 < sum(counts) <= self.max_tokens:
@@ -200,26 +220,28 @@ class ModelLaunches:
                 "max_tokens"
             )
         self._check(ends, self.max_prefill)
-        first = self._state.first_slot - len(chunks)
-        if lengths:
-            self._deal(self._state.first_slot, lengths)
-        self._deal(first, ends, from_end=True)
-        rows = slice(first, first + len(chunks) + len(lengths))
+        rows = slice(self._state.first_slot - len(chunks), self._state.first_slot)
+        self._deal(rows.start, ends, from_end=True)
         self._state.finished[rows] = False
-        counts += [1] * len(lengths)
+        return counts, ends
+
+    def _step(self, chunks: Sequence[Chunk]) -> Step:
+        """The forward of prompts."""
+        counts, ends = self._seat_chunks(chunks)
+        first = self._state.first_slot - len(chunks)
         step = Step.make(
             self._prompts.activations,
             token_ids=self._token_ids[: padded_rows(sum(counts))],
-            kv_lens=self._ints([*ends, *lengths]),
-            page_table=self._state.page_table[rows],
+            kv_lens=self._ints(ends),
+            page_table=self._state.page_table[first : self._state.first_slot],
             caches=self._caches,
             cu_q_lens=self._ints([0, *accumulate(counts)]),
-            **sizes.bounds(counts[: len(chunks)], [*ends, *lengths], self.max_context),
+            **sizes.bounds(counts, ends, self.max_context),
         )
         self.device.synchronize()
         return step
 
-    def _draw(self, logits: Any, num_chunks: int, step: Step) -> None:
+    def _draw(self, logits: torch.Tensor, step: Step, num_chunks: int) -> None:
         rows = self._state.inputs(self._state.first_slot - num_chunks, step.batch)
         rows.draw(logits, step.kv_lens)
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from smkern.latency import Size
 from smkern.models.layered import LayeredModel, forward
+from smkern.models.plan_memory import PlanMemory
+from smkern.models.step import Step
 from smkern.runtime.device import Work
 from smkern.runtime.executor import PrefillChunk, size_chunks
 from smkern.runtime.interleaver import MAX_QUEUED_LAUNCHES
@@ -24,6 +28,27 @@ LayerDone = Callable[[int], object]
 """Called with the number of a layer that was launched."""
 OTHER_LAUNCHES = 17
 """Launches of a forward beside its layers, or with these as one graph, at most."""
+
+
+def launch(
+    model: LayeredModel,
+    step: Step,
+    graph: MixedGraph | None,
+    plans: PlanMemory,
+    behind: LayerDone | None = None,
+) -> Tensor:
+    """Launch a forward; its logits.
+
+    Args:
+        step: What was written of it.
+        graph: Of its layers; None: they are launched one by one.
+        plans: Memory of their plan then.
+        behind: Called with each of them.
+    """
+    if graph is None:
+        return forward(model, step.planned_in(plans), behind)
+    graph.launch()
+    return model.head(step)
 
 
 class MixedRunner:
@@ -111,11 +136,7 @@ class MixedRunner:
         update.send()
         graph = self._graph(chunks, lengths) if place.side == "whole" else None
         step = self._inputs.write(chunks, lengths)
-        if graph is None:
-            logits = forward(self._model, step.planned_in(self._prompts.plans), behind)
-        else:
-            graph.launch()
-            logits = self._model.head(step)
+        logits = launch(self._model, step, graph, self._prompts.plans, behind)
         rows = self._state.inputs(self._state.first_slot - len(chunks), step.batch)
         rows.draw(logits, step.kv_lens, num_sms=step.num_sms)
         read.copy(Source.of(rows.token_ids))

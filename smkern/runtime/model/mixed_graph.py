@@ -77,17 +77,26 @@ class MixedInputs:
         Returns:
             The forward of these requests alone.
         """
-        state, spare = self._state, self._max_chunks - len(chunks)
-        counts, batch = [chunk.count for chunk in chunks], len(lengths)
-        ends = [chunk.end for chunk in chunks]
-        split = sum(counts)
+        counts, ends = [chunk.count for chunk in chunks], [chunk.end for chunk in chunks]
+        return self.send(ids_of_chunks(chunks), counts, ends, lengths)
+
+    def send(
+        self,
+        token_ids: Sequence[int],
+        counts: Sequence[int],
+        ends: Sequence[int],
+        lengths: Sequence[int],
+    ) -> Step:
+        """As `write`, of all chunks' tokens, and of each how many and its request's keys."""
+        state, spare, batch = self._state, self._max_chunks - len(counts), len(lengths)
+        split = len(token_ids)
         total = split + batch
         cu_q_lens = [0] * spare + [0, *accumulate([*counts, *[1] * batch])]
         cu_q_lens += [total] * (state.max_running - batch)
         self._staging.send(
             [
-                (self._token_ids[:split], ids_of_chunks(chunks)),
-                (self._kv_lens[: self._max_chunks], [0] * spare + ends),
+                (self._token_ids[:split], token_ids),
+                (self._kv_lens[: self._max_chunks], [0] * spare + [*ends]),
                 (self._cu_q_lens, cu_q_lens),
             ]
         )
@@ -97,7 +106,7 @@ class MixedInputs:
         torch.where(
             slots.finished, self._no_keys, slots.kv_lens, out=self._kv_lens[self._max_chunks :]
         )
-        here = slice(spare, spare + len(chunks) + batch)
+        here = slice(spare, spare + len(counts) + batch)
         most = sizes.bounds(counts, [*ends, *lengths], self._max_context)
         return self._step(padded_rows(total), here, most)
 
