@@ -9,8 +9,8 @@ from itertools import islice, pairwise
 
 from smkern.bench.runtime.cases import AGGREGATED, MIXED, Cell
 from smkern.bench.runtime.figures import Spans, common, tbt
-from smkern.bench.runtime.model_steps import Run
 from smkern.bench.runtime.steady_bench import Feed, SteadyBench, pump
+from smkern.measure.captured import Run
 from smkern.runtime.device import Work
 from smkern.runtime.place import Place
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from smkern.bench.runtime.cases import MIXED_IDLE, OVERHEAD, Cell
 from smkern.bench.runtime.chunked import back_to_back
-from smkern.bench.runtime.model_steps import Captured, Run
 from smkern.bench.runtime.steady_bench import Feed, SteadyBench, pump
+from smkern.measure.captured import Captured, Run
 from smkern.partition import Partition
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Work

@@ -7,18 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from smkern.bench.model.model import Model
 from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.stamps import Stamps
+from smkern.measure.captured import Captured, Run
 from smkern.models import ModelConfig
-from smkern.models.graph import captured
 from smkern.partition import Partition
 from smkern.runtime.place import Place
 
-Run = Callable[[], Any]
 PartitionOf = Callable[[Place], Partition | None]
 """The partition of a place; None: the whole device."""
 
@@ -86,33 +84,6 @@ class Forward:
     launch: Run
     token_ids: Tensor
     logits: Tensor
-
-
-class Captured:
-    """Launches as a graph of the stream that they are captured on; on a CPU they just run.
-
-    Args:
-        run: What is captured.
-        partition: Where; None: a stream of its own on the whole device.
-        on_gpu: Whether there is a graph.
-        pool: A memory pool that graphs share which never run at the same time.
-    """
-
-    def __init__(
-        self, run: Run, partition: Partition | None, *, on_gpu: bool, pool: Any = None
-    ) -> None:
-        self._run = run  # a graph has the addresses of what this holds
-        self.replay: Run = run
-        self.close: Run = lambda: None
-        if not on_gpu:
-            return
-        if partition is not None:  # the device's own wait may end before its stream's graphs do
-            partition.stream.synchronize()
-        torch.cuda.synchronize()
-        graph = captured(run, torch.device("cuda"), partition=partition, pool=pool)
-        torch.cuda.synchronize()
-        self.close = graph.reset if partition is None else graph.close
-        self.replay = graph.replay
 
 
 class Graphs:

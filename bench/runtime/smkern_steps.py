@@ -11,15 +11,9 @@ from torch import Tensor
 from smkern.bench.model.model import Model
 from smkern.bench.ops.sampling import Settings
 from smkern.bench.runtime.cases import OURS, RuntimePlan
-from smkern.bench.runtime.model_steps import (
-    Captured,
-    Forward,
-    MixedRows,
-    ModelSteps,
-    PartitionOf,
-    Run,
-)
+from smkern.bench.runtime.model_steps import Forward, MixedRows, ModelSteps, PartitionOf
 from smkern.bench.runtime.stamps import Stamps
+from smkern.measure.captured import Captured, Run
 from smkern.models import ActivationBuffers, Step
 from smkern.partition import Partition
 from smkern.runtime.place import Place

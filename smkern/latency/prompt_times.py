@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
 
 from smkern.latency.curve import Curve, Filled
 from smkern.latency.roofline import Roofline
@@ -25,17 +24,14 @@ factor: that factor also has SMs that wait."""
 WHOLE_SMS = 132.0
 UNEVEN = 1.05
 """More SMs that lie unevenly over the GPCs are up to 5% slower."""
-BY_HOST = 1.15
-"""What fewer tokens take over what more do, both over their GEMMs', where the host bound them."""
 _LEAST_OVER, _MOST_OVER = 0.8, 8.0
 """Bounds of what is said of attention by cells of which it is a small part."""
 
 
 def _undelayed(cells: Mapping[Timing, float], kind: Kind) -> dict[Timing, float]:
     """Times of prompts or of mixed forwards, each at most that of one with more of everything, and
-    hardly more than on fewer SMs.
-
-    The host launches a small one more slowly than a GPU runs it: its pauses are in the time.
+    hardly more than on fewer SMs: in small ones that were launched kernel by kernel are pauses of a
+    host.
     """
     alike: dict[tuple[int, int], list[tuple[Timing, float]]] = {}
     for key, us in cells.items():
@@ -63,8 +59,7 @@ class PromptTimes:
     attention, too. Attention takes at least as long as one tile needs for the longest piece of
     keys. A mixed forward adds its decode rows' attention, which fills SMs that wait for such a
     tile, and takes at least what these rows take alone; cells of mixed forwards correct it by SMs,
-    all its rows and its decode rows. All take at least as long as the host to launch their layers,
-    where cells tell that time: those correct nothing.
+    all its rows and its decode rows. What launching takes the host is not in these times.
 
     Args:
         cells: Times with nothing beside them, us; decode steps are passed over.
@@ -76,14 +71,19 @@ class PromptTimes:
         self._roofline, self._steps = roofline, steps
         self._kept: dict[tuple[int, int, int, int, int, bool], _Forward] = {}
         self._others, self._attention, self._mixed = Filled([]), Curve((), ()), Curve((), ())
-        self._has_cached, self._host_us = False, 0.0
+        self._has_cached = False
         layers = roofline.num_layers
         # In this order: what has more to it is told from what has less.
         prompts = _undelayed(cells, "prefill")
         plain = {key: us for key, us in prompts.items() if not key.cached} or prompts
         self._has_cached = len(plain) < len(prompts)
-        factors, self._host_us = self._told_apart(plain)
-        self._others = Filled(factors.items())
+        self._others = Filled(
+            (
+                (key.num_sms, key.prompts * key.tokens),
+                self._others_over(key.size(layers), key.num_sms, us),
+            )
+            for key, us in plain.items()
+        )
         self._kept.clear()
         self._attention = Curve.of(
             (
@@ -91,16 +91,14 @@ class PromptTimes:
                 self._attention_over(key.size(layers), key.num_sms, us),
             )
             for key, us in prompts.items()
-            if key not in plain and us > BY_HOST * self._host_us * (key.layers or layers)
+            if key not in plain
         )
         self._kept.clear()
         self._mixed = Curve.of(
             self._mixed_over(
                 [
-                    (key, us / told)
+                    (key, us / self.us(key.size(layers), key.num_sms))
                     for key, us in _undelayed(cells, "mixed").items()
-                    for told in [self.us(key.size(layers), key.num_sms)]
-                    if told > BY_HOST * self._host_us * layers
                 ]
             )
         )
@@ -110,18 +108,17 @@ class PromptTimes:
         """The same times over another model's roofline."""
         other = PromptTimes({}, roofline, steps)
         other._others, other._attention, other._mixed = self._others, self._attention, self._mixed
-        other._has_cached, other._host_us = self._has_cached, self._host_us
+        other._has_cached = self._has_cached
         return other
 
     def us(self, size: Size, num_sms: int) -> float:
         """Time of a launch that has chunks."""
         forward, batch = self._forward(size, num_sms), size.batch
-        host_us = self._host_us * size.layers
         if not batch:
-            return max(forward.us(size), host_us)
+            return forward.us(size)
         steps_us = self._steps.attention_us(num_sms, batch, size.total_kv)
         us = forward.mixed * forward.us(size, steps_us)
-        return max(us, self._steps.us(num_sms, batch, size.total_kv), host_us)
+        return max(us, self._steps.us(num_sms, batch, size.total_kv))
 
     def attention_share(self, size: Size, num_sms: int) -> float:
         """Attention's part of the time of prompts' layers."""
@@ -174,27 +171,6 @@ class PromptTimes:
             found.setdefault((key.num_sms, 1), [1.0])
         for (num_sms, batch), all_ in found.items():
             yield (num_sms, batch, 1.0), sum(all_) / len(all_)
-
-    def _told_apart(
-        self, plain: Mapping[Timing, float]
-    ) -> tuple[dict[tuple[int, int], float], float]:
-        """c_p by SMs and tokens, and what launching a layer takes, us; 0 where no cell tells.
-
-        Where few tokens take much more than others, the host bound them: the median of these times
-        is what launching takes, and c_p that of more tokens.
-        """
-        layers = self._roofline.num_layers
-        least = min((us for key, us in plain.items() if not key.layers), default=0.0)
-        found: dict[tuple[int, int], float] = {}
-        more: dict[int, float] = {}
-        bound: list[float] = []
-        for key, us in sorted(plain.items(), key=lambda x: -x[0].prompts * x[0].tokens):
-            over = self._others_over(key.size(layers), key.num_sms, us)
-            if us < BY_HOST * least and over > BY_HOST * more.get(key.num_sms, over):
-                over = more[key.num_sms]
-                bound.append(us / layers)
-            more[key.num_sms] = found[key.num_sms, key.prompts * key.tokens] = over
-        return found, median(bound) if bound else 0.0
 
     def _others_over(self, size: Size, num_sms: int, us: float) -> float:
         """c_p of a prompt with nothing cached."""

@@ -12,6 +12,7 @@ from smkern.errors import ArgumentError
 from smkern.kv import KvPool
 from smkern.latency import Chunk, Size
 from smkern.latency.work import padded_rows
+from smkern.measure.captured import Captured
 from smkern.models import Decoder, Step
 from smkern.runtime.device import Device, Work
 from smkern.runtime.model import sizes
@@ -88,6 +89,7 @@ class ModelLaunches:
         self._token_ids = torch.randint(
             config.vocab_size, (padded_rows(max_tokens),), device=where, dtype=torch.int32
         )
+        self._prompt_graph: Captured | None = None
         self._inputs = MixedInputs(
             self._state, caches, activations, max_tokens, self.max_context, None
         )
@@ -160,6 +162,28 @@ class ModelLaunches:
             works.append(Work("prefill", launch, size, GROUP_LAUNCHES))
         return works
 
+    def prompt_graph(self, chunks: Sequence[Chunk], place: Place) -> list[Work]:
+        """A batch of prompts at a place as one graph, whose kernels do not wait for the host.
+
+        Valid until the next one is made; nothing may run.
+
+        Raises:
+            ArgumentError: as of `prompts`.
+        """
+        works = self.prompts(chunks)
+
+        def launch() -> None:
+            for work in works:
+                work.run(place)
+
+        self._drop_prompt_graph()
+        graph = self._prompt_graph = Captured(
+            launch, self.device.partition(place), on_gpu=self._where.type == "cuda"
+        )
+        layers = self.config.num_layers
+        size = Size(tuple(chunks), layers, layers, True)
+        return [Work("prefill", lambda place: graph.replay(), size, GROUP_LAUNCHES)]
+
     def mixed(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> Work:
         """One forward of prompts' chunks and of decode rows.
 
@@ -199,7 +223,13 @@ class ModelLaunches:
     def close(self) -> None:
         """Wait for all that was launched, and destroy the graphs."""
         self.device.synchronize()
+        self._drop_prompt_graph()
         self.graphs.close()
+
+    def _drop_prompt_graph(self) -> None:
+        if self._prompt_graph is not None:
+            self._prompt_graph.close()
+            self._prompt_graph = None
 
     def _seat(self, lengths: Sequence[int]) -> Callable[[], object]:
         """Requests that decode have slots and pages; what sets their lengths, as a step adds 1."""

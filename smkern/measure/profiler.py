@@ -10,7 +10,7 @@ import torch
 
 from smkern.device import Budget
 from smkern.errors import ArgumentError
-from smkern.latency import Size
+from smkern.latency import Chunk, Size
 from smkern.latency.profile_file import Measured, ProfileFile
 from smkern.latency.sample import Sample
 from smkern.measure.busy import Steady, Turns, measure
@@ -27,6 +27,9 @@ WHOLE_US = 60_000.0
 """A prompt that takes no longer is timed whole, of others as many layers as take `PART_US`."""
 PART_US = 40_000.0
 TRIED_LAYERS = 2
+BY_HOST = 3.0
+"""Prompts that take less than so many times their launching are timed as graphs: a host launched
+the same layers in 5 ms and seconds later in 9."""
 
 BudgetOf = Callable[[Place], Budget]
 """The budget of a place."""
@@ -136,32 +139,35 @@ class Profiler:
             sizes.append(_known(work))
         if cell.chunks:
             place = Place.of("prefill", cell.rung, device.num_sms)
-            layers = self._layers(cell, place)
-            turns = Turns("prefill", place, launches.prompts(cell.chunks, layers), depth=3)
+            works = self._prompts(cell.chunks, place)
+            turns = Turns("prefill", place, works, depth=3)
             self._once(turns)
             lanes.append(turns)
-            num_layers = launches.config.num_layers
-            count = num_layers if layers is None else layers
-            sizes.append(Size(cell.chunks, count, num_layers, layers is None))
+            num_layers, last = launches.config.num_layers, _known(works[-1])
+            count = sum(_known(work).layers for work in works)
+            sizes.append(Size(cell.chunks, count, num_layers, last.head))
         return lanes, sizes, PAIR if len(lanes) == 2 else PREFILL if cell.chunks else DECODE
 
-    def _layers(self, cell: Cell, place: Place) -> int | None:
-        """How many layers of prompts are a turn; None: all, and the head."""
+    def _prompts(self, chunks: Sequence[Chunk], place: Place) -> list[Work]:
+        """A turn of prompts: all layers and the head, or some layers of long ones."""
         num_layers = self.launches.config.num_layers
         tried = min(TRIED_LAYERS, num_layers)
-        turns = Turns("prefill", place, self.launches.prompts(cell.chunks, tried))
+        turns = Turns("prefill", place, self.launches.prompts(chunks, tried))
         self._once(turns)  # loads what is new
-        a_layer = self._once(turns) / tried
-        if a_layer * num_layers <= WHOLE_US:
-            return None
-        return min(max(2, round(PART_US / a_layer)), num_layers)
+        us = self._once(turns)
+        a_layer = us / tried
+        if a_layer * num_layers > WHOLE_US:
+            some = min(max(2, round(PART_US / a_layer)), num_layers)
+            return self.launches.prompts(chunks, some)
+        if us < BY_HOST * turns.launched_us:
+            return self.launches.prompt_graph(chunks, place)
+        return self.launches.prompts(chunks)
 
     def _once(self, turns: Turns) -> float:
         """Run a lane's works once, and wait; microseconds from begin to end."""
         device = self.launches.device
         began = device.now_us()
-        for work in turns.works:
-            device.launch(turns.lane, turns.place, work)
+        turns.launch(device)
         device.synchronize()
         return device.now_us() - began
 

@@ -19,7 +19,7 @@ from smkern.bench.runtime import steady_bench, suite
 from smkern.bench.runtime.cases import RuntimePlan, gain_name, gap_name
 from smkern.bench.runtime.chunked import schedule
 from smkern.bench.runtime.figures import Spans, common, percentile, rate
-from smkern.bench.runtime.model_steps import Captured, pieces_of
+from smkern.bench.runtime.model_steps import pieces_of
 from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.smkern_steps import SmkernSteps
 from smkern.bench.runtime.stamps import HostStamps
@@ -27,6 +27,7 @@ from smkern.bench.runtime.steady import Pace, paced
 from smkern.bench.runtime.steady_bench import SteadyBench
 from smkern.bench.runtime.stock_steps import StockSteps
 from smkern.bench.tables.runtime import gains_table
+from smkern.measure.captured import Captured
 from smkern.models import preset
 from smkern.rope import Rope
 from smkern.runtime.host_device import HostDevice

@@ -93,25 +93,6 @@ def test_a_prompt_takes_no_longer_than_one_of_more_tokens() -> None:
     assert predictor.alone_us(prompt(64), 100) == pytest.approx(UNEVEN * 150)
 
 
-def test_what_launching_takes_is_told_apart() -> None:
-    """Few tokens that take as long as many are bound by the host: not by what they compute."""
-    many = {Timing("prefill", 100, prompts=1, tokens=2048): 3000.0}
-    gpu = TablePredictor(many, SIZES, PROFILE)
-    host_us = 1.7 * gpu.alone_us(prompt(64), 100)
-    cells = dict.fromkeys((16, 64), host_us)
-    cells |= {tokens: gpu.alone_us(prompt(tokens), 100) for tokens in (512, 1024)}
-    timed = {Timing("prefill", 100, prompts=1, tokens=x): us for x, us in cells.items()}
-    mixed = {Timing("mixed", 100, 8, 64, prompts=1, tokens=64): 1.5 * host_us}
-    predictor = TablePredictor(many | timed | mixed, SIZES, PROFILE)
-    assert cells[512] > host_us
-    rows = replace(prompt(64), batch=8, total_kv=512)
-    long = prompt(64, cached=20_000)
-    for size in (prompt(16), prompt(64), prompt(1024), rows, long, prompt(64, layers=1)):
-        floor = host_us * size.layers / LAYERS
-        assert predictor.alone_us(size, 100) == pytest.approx(max(floor, gpu.alone_us(size, 100)))
-    assert gpu.alone_us(long, 100) > host_us
-
-
 def test_a_mixed_forward_takes_no_longer_than_one_with_more_of_everything() -> None:
     more = {Timing("mixed", 100, 16, 512, prompts=1, tokens=512): 2000.0}
     delayed = {Timing("mixed", 100, 8, 512, prompts=1, tokens=256): 4000.0}

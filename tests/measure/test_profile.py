@@ -82,6 +82,19 @@ def test_long_prompts_are_timed_by_some_of_their_layers(launches, monkeypatch) -
     assert not line.sample.size.head
 
 
+def test_prompts_that_a_host_may_bind_are_one_graph(launches: ModelLaunches, monkeypatch) -> None:
+    monkeypatch.setattr(profiler, "BY_HOST", inf)
+    lanes, sizes, _ = Profiler(launches, ProfileFile("unused"), patience=0)._lanes(CELLS["pair"])
+    (work,) = lanes[1].works
+    assert work.size == sizes[1]
+    assert sizes[1].head
+    ran = []
+    draw = launches._draw
+    monkeypatch.setattr(launches, "_draw", lambda *given: ran.append(draw(*given)))
+    launches.device.launch("prefill", lanes[1].place, work)
+    assert len(ran) == 1
+
+
 def test_a_run_stops_in_time_and_is_resumed_in_another_order(
     launches: ModelLaunches, tmp_path: Path
 ) -> None:
