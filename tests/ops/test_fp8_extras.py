@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -10,7 +11,7 @@ from smkern.kernels.cute import compile as cute
 from smkern.ops.fp8.dispatch import ScaledDispatcher, of_step, offline_dispatcher
 from smkern.profile import load_profile
 from smkern.tuning import fp8, fp8_cutlass
-from smkern.tuning.config import Budget
+from smkern.tuning.config import Budget, Epilogue
 from smkern.tuning.constraints import REGISTERS_PER_SM, ctas_fit, shared_bytes
 from smkern.tuning.fp8 import ScaledProblem
 
@@ -97,6 +98,21 @@ def test_where_it_must_not_it_does_not(problem, there):
     dispatcher = offline_dispatcher(H200)
     for num_sms in (24, 60):
         assert dispatcher.select(problem, Budget(num_sms, "mask", True)).kernel != "cutlass"
+
+
+def test_gate_and_up_of_many_rows_stay_our_own_kernel(there, monkeypatch):
+    """One multiplies, gates and quantizes: none of CUTLASS's does, whose cubins are at hand."""
+    monkeypatch.setattr(cute, "_is_kept", lambda path: True)
+    dispatcher = offline_dispatcher(H200)
+    gate = ScaledProblem(300, 24576, 4096, epilogue=Epilogue(swiglu=True), scales="block")
+    assert fp8.serves_gated(gate, (9, 0))
+    for num_sms, m in product((52, 100, 132), (257, 300, 384, 1000, 4096)):
+        problem, budget = replace(gate, m=m), Budget(num_sms, "mask", True)
+        found = dispatcher.select(problem, budget)
+        assert replace(found, group_m=1) == replace(fp8.GATED, group_m=1)
+        plain = dispatcher.select(replace(problem, epilogue=Epilogue(), kernel="cutlass"), budget)
+        assert cute.serves((9, 0), replace(problem, epilogue=Epilogue()), plain)
+        assert not cute.serves((9, 0), problem, plain)
 
 
 def test_every_kernel_fits_an_sm():

@@ -80,6 +80,8 @@ def serves(
     sm = 10 * capability[0] + capability[1]
     made: Kernel
     if isinstance(problem, ScaledProblem):
+        if problem.epilogue.swiglu:  # gate and up are one kernel of our own
+            return False
         made = scaled_variant_of(problem, config, sm)
     elif is_legal(problem, config, Budget(1, "mask"), capability):
         made = variant_of(problem, config, sm)

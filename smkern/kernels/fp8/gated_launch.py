@@ -110,7 +110,7 @@ class GatedPlan:
         of_gate = (strides.w, p.n // 2 * strides.w, BLOCK * strides.w)
         numbers = (
             p.m, strides.out // fp8.GATED_UNIT, *strides[3:], tiles_x, tiles_y, p.k // BLOCK,
-            min(config.group_m, tiles_x), config.num_stages if static_weights and overlap else 0,
+            min(config.group_m, tiles_x), fp8.GATED.num_stages if static_weights and overlap else 0,
         )  # fmt: skip
         run = self.loaded.bind_mapped(
             ctas,

@@ -56,7 +56,8 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
                     f"sm_90, and this is sm_{self.capability}; leave backend at None"
                 )
             self._extras.check(problem, config)
-        if problem.kernel or config.kernel != "ws" or not fp8_cutlass.pays(problem.m):
+        other = problem.kernel or problem.epilogue.swiglu or config.kernel != "ws"
+        if other or not fp8_cutlass.pays(problem.m):
             return config
         is_tuned = self.tuned(problem, budget) is not None
         is_sure = fp8_cutlass.is_sure(problem.m, problem.blocks)
