@@ -214,7 +214,10 @@ def test_a_capture_loads_nothing(launched):
     assert len(launched) == 2
 
 
-def test_gate_and_up_of_many_rows_are_one_launch(launched):
+@pytest.mark.parametrize("extra", ["absent", "there"])
+def test_gate_and_up_of_many_rows_are_one_launch(extra, launched, monkeypatch):
+    monkeypatch.setattr(cute, "absent", lambda: "" if extra == "there" else "it is not installed")
+    monkeypatch.setattr(cute, "is_there", lambda: extra == "there")
     m, width, k = 300, 1536, 4096
     a, w = rows(m, k, k + 32), rows(2 * width, k, k)
     scales, out_scale = torch.ones(24, 32), torch.ones(12, m).t()
