@@ -162,7 +162,7 @@ def test_wheel_leaves_measurements_out(wheel: zipfile.ZipFile) -> None:
     assert left == [f"smkern/{REPO_ONLY}__init__.py"]
     sizes = {info.filename: info.file_size for info in wheel.infolist()}
     tables = sum(size for name, size in sizes.items() if "/tables/" in name)
-    assert tables < 4.6e6
+    assert tables < 4.2e6
     assert sum(sizes.values()) - tables < 4.2e6
 
 

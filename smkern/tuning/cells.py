@@ -103,13 +103,21 @@ class CellFile(Generic[K, V]):
         return table
 
     def dump(self, table: Cells[K, V]) -> str:
-        """The table as text: sorted, one cell per line, so that a diff shows the changed cells."""
+        """The table as text: sorted, one cell per line, so that a diff shows the changed cells.
+
+        Words that are the same in all lines, such as the dtype, are told once in front of them.
+        """
         keys = sorted(table.cells)  # type: ignore[type-var]
+        rows = [self.codec.encode(key, table.cells[key]) for key in keys]
+        shared = _words(rows)
         dense = (",", ":")  # thousands of lines in every wheel
         lines = [
-            json.dumps(self.codec.encode(key, table.cells[key]), separators=dense) for key in keys
+            json.dumps({k: x for k, x in row.items() if k not in shared}, separators=dense)
+            for row in rows
         ]
         head = {"format": FORMAT, "version": VERSION, "meta": table.meta}
+        if shared:
+            head["shared"] = shared
         return json.dumps(head)[:-1] + ', "cells": [\n' + ",\n".join(lines) + "\n]}\n"
 
     def _parse(
@@ -123,15 +131,15 @@ class CellFile(Generic[K, V]):
             raise self._error(f"is not a table of smkern: its format is not {FORMAT!r}")
         if data.get("version") != VERSION:
             raise self._error(f"has version {data.get('version')!r}; this smkern reads {VERSION}")
-        meta, rows = data.get("meta"), data.get("cells")
-        if not isinstance(meta, dict) or not isinstance(rows, list):
-            raise self._error("lacks its provenance or its cells")
+        meta, rows, shared = data.get("meta"), data.get("cells"), data.get("shared", {})
+        if not isinstance(meta, dict) or not isinstance(rows, list) or not isinstance(shared, dict):
+            raise self._error("lacks its provenance or its cells, or what they share is no object")
         if gpu is not None and meta.get("gpu") != gpu:
             raise self._error(f"was tuned on {meta.get('gpu')!r}, and this is {gpu!r}")
         cells: dict[K, V] = {}
         for row in rows:
             try:
-                key, cell = self.codec.decode(row)
+                key, cell = self.codec.decode(shared | row)
                 if broken is not None and (constraint := broken(key, cell)):
                     raise ValueError(f"it breaks {constraint}")
             except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -141,6 +149,17 @@ class CellFile(Generic[K, V]):
 
     def _error(self, what: str) -> TableError:
         return TableError(f"{self.path} {what}; {self.remedy.format(path=self.path)}")
+
+
+def _words(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """The words that all of several lines have."""
+    if len(rows) < 2:
+        return {}
+    return {
+        name: word
+        for name, word in rows[0].items()
+        if isinstance(word, str) and all(row.get(name) == word for row in rows)
+    }
 
 
 @dataclass(frozen=True, slots=True)

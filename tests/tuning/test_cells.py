@@ -98,6 +98,25 @@ class CopyConfig:
     wide: bool = False
 
 
+def test_words_that_all_lines_have_are_told_once(tmp_path):
+    file = CellFile(tmp_path / "copy.json", FlatCodec(CopyKey, CopyConfig(0)))
+
+    def add(*keys: CopyKey) -> str:
+        file.merge({key: Tuned(CopyConfig(8), 1.5) for key in keys}, META)
+        return file.path.read_text()
+
+    whole = add(CopyKey("copy", 8, "fp16"))
+    assert "shared" not in whole, "nothing is shared by one"
+    text = add(CopyKey("copy", 9, "fp16"))
+    assert '"shared": {"op": "copy", "dtype": "fp16"}' in text
+    assert text.splitlines()[1] == '{"rows":8,"us":1.5,"config":{"block":8}},'
+    text = add(CopyKey("copy", 9, "bf16"))
+    assert '"shared": {"op": "copy"}' in text
+    assert len(file.load().cells) == 3
+    file.path.write_text(whole)
+    assert [*file.load().cells] == [CopyKey("copy", 8, "fp16")]
+
+
 def test_any_operator_can_have_cells(tmp_path):
     """A key and a configuration that are flat dataclasses are enough."""
     file = CellFile(tmp_path / "copy.json", FlatCodec(CopyKey, CopyConfig(0)))
@@ -119,7 +138,12 @@ BAD = {
     "another version": ('"version": 1', '"version": 2', "has version 2"),
     "no cells": (r'(?s)"cells": .*', '"cells": 3}', "lacks its provenance or its cells"),
     "strange kernel": ('"kernel":"', '"kernel":"magic', "has an invalid cell"),
-    "strange dtype": ('"dtype":"', '"dtype":"u', "has an invalid cell"),
+    "strange dtype": ('"dtype": ?"', '"dtype":"u', "has an invalid cell"),
+    "strange words": (
+        r'(, "shared": \{[^}]*\})?, "cells"',
+        ', "shared": [], "cells"',
+        "share is no object",
+    ),
     "strange type": ('"num_sms":32', '"num_sms":"32"', "has an invalid cell"),
     "missing key": ('"num_sms"', '"sms"', "has an invalid cell"),
     "unknown field": ('"config":{', '"config":{"crews":2,', "has an invalid cell"),
