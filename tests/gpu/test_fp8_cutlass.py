@@ -10,8 +10,10 @@ import torch
 import smkern
 from smkern.kernels.cute.compile import absent, compile_many, is_there
 from smkern.kernels.fp8.gemm_compile import variant_of
+from smkern.models import SamplingParams, preset
 from smkern.ops.fp8.dispatch import fp8_dispatcher
 from smkern.profile import load_profile
+from smkern.server.model import EngineOptions, open_runtime
 from smkern.tuning import fp8, fp8_cutlass
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
@@ -146,3 +148,24 @@ def test_dispatch_takes_them_where_they_are_asked_for(kind):
     x = operands(case)
     run_config(case, x, CONFIGS[2], Budget(16, "grid"))
     check(case, x)
+
+
+def test_a_model_is_served_with_them():
+    """Prompts of few and of many rows on 52 SMs, where gate and up of many have a kernel of ours,
+    beside decode steps on the others."""
+    fp8_dispatcher(0)._choices.clear()  # made where tests hide the extra
+    options = EngineOptions(
+        preset("qwen3-8b").replace(num_layers=2, vocab_size=8192), policy="static_split:80",
+        rungs=(80,), max_running=32, max_prefill=4, max_tokens=1024, max_context=1024,
+        num_pages=4000, quantization="fp8-block",
+    )  # fmt: skip
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    with open_runtime(options) as (mux, _):
+        handles = [mux.submit([7] * rows, params) for rows in range(17, 513, 16)]
+        for output in mux.run():
+            assert output.error is None
+        places = {span.place.num_sms for span in mux.timeline.trace().spans}
+    assert {52, 80} <= places
+    assert all(len(handle.tokens) == 24 for handle in handles)
+    chosen = fp8_dispatcher(0)._choices.values()
+    assert any(getattr(choice, "kernel", "") == "cutlass" for choice in chosen)
