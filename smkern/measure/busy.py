@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ class Turns:
         works: One turn, in order.
         depth: Works that are kept queued.
         ends_us: When each turn ended, on the device's clock.
-        launched_us: Host time of the last turn that was launched at once.
     """
 
     lane: Lane
@@ -34,7 +32,6 @@ class Turns:
     works: Sequence[Work]
     depth: int = 2
     ends_us: list[float] = field(default_factory=list)
-    launched_us: float = 0.0
     _queued: deque[tuple[bool, Event]] = field(default_factory=deque)
     _next: int = 0
 
@@ -42,13 +39,6 @@ class Turns:
     def oldest(self) -> Event | None:
         """The event of the oldest work that was not seen over."""
         return self._queued[0][1] if self._queued else None
-
-    def launch(self, device: Device) -> None:
-        """Launch one turn."""
-        began = time.perf_counter()
-        for work in self.works:
-            device.launch(self.lane, self.place, work)
-        self.launched_us = 1e6 * (time.perf_counter() - began)
 
     def top_up(self, device: Device) -> None:
         """Launch until `depth` works are queued."""

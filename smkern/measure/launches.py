@@ -17,8 +17,7 @@ from smkern.models import Decoder, Step
 from smkern.runtime.device import Device, Work
 from smkern.runtime.model import sizes
 from smkern.runtime.model.graphs import GraphCache
-from smkern.runtime.model.mixed import OTHER_LAUNCHES
-from smkern.runtime.model.mixed import launch as launch_mixed
+from smkern.runtime.model.mixed import launch_mixed
 from smkern.runtime.model.mixed_graph import MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers, prompt_activations
 from smkern.runtime.model.row_state import RowState
@@ -182,7 +181,7 @@ class ModelLaunches:
         )
         layers = self.config.num_layers
         size = Size(tuple(chunks), layers, layers, True)
-        return [Work("prefill", lambda place: graph.replay(), size, GROUP_LAUNCHES)]
+        return [Work("prefill", lambda place: graph.replay(), size)]
 
     def mixed(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> Work:
         """One forward of prompts' chunks and of decode rows.
@@ -210,10 +209,7 @@ class ModelLaunches:
 
         layers = self.config.num_layers
         size = Size(tuple(chunks), layers, layers, True, len(lengths), sum(lengths))
-        launches = OTHER_LAUNCHES + (layers if graph is None else 1) * sizes.layer_launches(
-            self.config
-        )
-        return Work("mixed", launch, size, launches)
+        return Work("mixed", launch, size, layers * sizes.layer_launches(self.config))
 
     @property
     def pool_tokens(self) -> int:

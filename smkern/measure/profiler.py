@@ -154,22 +154,24 @@ class Profiler:
         tried = min(TRIED_LAYERS, num_layers)
         turns = Turns("prefill", place, self.launches.prompts(chunks, tried))
         self._once(turns)  # loads what is new
-        us = self._once(turns)
+        us, launching_us = self._once(turns)
         a_layer = us / tried
         if a_layer * num_layers > WHOLE_US:
             some = min(max(2, round(PART_US / a_layer)), num_layers)
             return self.launches.prompts(chunks, some)
-        if us < BY_HOST * turns.launched_us:
+        if us < BY_HOST * launching_us:
             return self.launches.prompt_graph(chunks, place)
         return self.launches.prompts(chunks)
 
-    def _once(self, turns: Turns) -> float:
-        """Run a lane's works once, and wait; microseconds from begin to end."""
+    def _once(self, turns: Turns) -> tuple[float, float]:
+        """Run a lane's works once, and wait; microseconds from begin to end, and of launching."""
         device = self.launches.device
         began = device.now_us()
-        turns.launch(device)
+        for work in turns.works:
+            device.launch(turns.lane, turns.place, work)
+        launching_us = device.now_us() - began
         device.synchronize()
-        return device.now_us() - began
+        return device.now_us() - began, launching_us
 
     def _measure(self, lanes: Sequence[Turns], patience: Patience) -> list[Steady]:
         return measure(

@@ -30,7 +30,7 @@ OTHER_LAUNCHES = 17
 """Launches of a forward beside its layers, or with these as one graph, at most."""
 
 
-def launch(
+def launch_mixed(
     model: LayeredModel,
     step: Step,
     graph: MixedGraph | None,
@@ -136,7 +136,7 @@ class MixedRunner:
         update.send()
         graph = self._graph(chunks, lengths) if place.side == "whole" else None
         step = self._inputs.write(chunks, lengths)
-        logits = launch(self._model, step, graph, self._prompts.plans, behind)
+        logits = launch_mixed(self._model, step, graph, self._prompts.plans, behind)
         rows = self._state.inputs(self._state.first_slot - len(chunks), step.batch)
         rows.draw(logits, step.kv_lens, num_sms=step.num_sms)
         read.copy(Source.of(rows.token_ids))
