@@ -45,6 +45,17 @@ def by_problem(cells: Iterable[Cell]) -> list[dict[str, Cell]]:
     return [{cell["provider"]: cell for cell in group} for group in groups.values()]
 
 
+def compared(cells: Iterable[Cell], provider: str) -> list[Cell]:
+    """The provider's GEMM cells that have a ratio to cuBLAS in the same partition."""
+    return [
+        cell
+        for cell in cells
+        if cell["op"] == "gemm"
+        and cell["provider"] == provider
+        and cell.get("vs_cublas") is not None
+    ]
+
+
 def settled_ratio(cell: Cell) -> float:
     """The ratio to cuBLAS that counts: of the second measurement where there is one."""
     return settled(cell, "vs_cublas")

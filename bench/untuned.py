@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from smkern.bench.cases import Group, there
 from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_providers import GemmCase
-from smkern.bench.gemm_rows import by_problem, settled_ratio
+from smkern.bench.gemm_rows import by_problem, compared, settled_ratio
 from smkern.bench.rows import Cell, geomean, target_row
 from smkern.bench.suite import AGAIN_OPTION, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
@@ -56,7 +56,11 @@ HEAD_ROWS = 256
 SEED = 12
 DRAWS = 3
 """Budgets of each case, drawn from every second from 16 to two below the whole device."""
-BACKENDS = {"smkern:model": "model"}
+BACKENDS = {"smkern:model": "model", "smkern": None}
+"""The model among the kernels that are always there; as dispatched, which is the same but where the
+extra `cutlass` is there."""
+ROWS_OF = {"smkern:model": "untuned", "smkern": "untuned_dispatched"}
+"""Names of a provider's rows in the summary."""
 LEFT_OUT = {"smkern:triton": "own", "smkern:model": "model"}
 GEOMEAN, WORST, UNDER, SHARE_UNDER = 1.15, 0.90, 0.97, 0.05
 LEFT_OUT_GEOMEAN, LEFT_OUT_WORST = 1.04, 1.15
@@ -103,23 +107,34 @@ def better_ratio(cell: Cell) -> float:
 
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
-    """The rows over the model's cells; of what was measured twice the better counts for the worst.
+    """The rows of the model and of dispatch, and the model's worst cells."""
+    cells = list(cells)
+    found = compared(cells, "smkern:model")
+    worst = sorted(((better_ratio(cell), cell) for cell in found), key=lambda pair: pair[0])
+    rows: dict[str, Any] = {}
+    for provider, name in ROWS_OF.items():
+        rows |= rows_of(name, compared(cells, provider))
+    return rows | {
+        "worst_cells": [
+            {**c["case"], "num_sms": c["num_sms"], "config": c["config"], "vs_cublas": value}
+            for value, c in worst[:20]
+        ],
+    }
+
+
+def rows_of(name: str, found: Sequence[Cell]) -> dict[str, Any]:
+    """A provider's rows; of what was measured twice the better counts for the worst.
 
     A cell must lose in both measurements to count as lost; the geomean is of the second.
     """
-    found = [c for c in cells if c["provider"] == "smkern:model" and c.get("vs_cublas")]
-    last = [settled_ratio(c) for c in found]
     better = [better_ratio(cell) for cell in found]
     under = sum(value < UNDER for value in better) / len(better) if better else None
+    last = geomean(settled_ratio(cell) for cell in found)
     return {
-        "untuned_geomean": target_row(geomean(last), GEOMEAN, len(found)),
-        "untuned_worst": target_row(min(better, default=None), WORST, len(found))
+        f"{name}_geomean": target_row(last, GEOMEAN, len(found)),
+        f"{name}_worst": target_row(min(better, default=None), WORST, len(found))
         | {"cells_under": sum(value < WORST for value in better)},
-        "untuned_share_under_0.97": target_row(under, SHARE_UNDER, len(found), at_most=True),
-        "worst_cells": [
-            {**c["case"], "num_sms": c["num_sms"], "config": c["config"], "vs_cublas": value}
-            for value, c in sorted(zip(better, found, strict=True), key=lambda pair: pair[0])[:20]
-        ],
+        f"{name}_share_under_0.97": target_row(under, SHARE_UNDER, len(found), at_most=True),
     }
 
 
@@ -171,7 +186,8 @@ def constants_without(shape: Shape, folder: Path) -> CostConstants:
 def command(output: Output, *, left_out: Path | None, again: bool) -> None:
     """Time what the cost model alone chooses, on shapes, rows and budgets that no table holds.
 
-    Beside it cuBLAS in the same partition, spread and the driver's own; the better counts.
+    Beside it what dispatch takes, with the extra `cutlass` where it is there, and cuBLAS in the
+    same partition, spread and the driver's own, of which the better counts.
     """
     info = device_info()
     if left_out is not None:
@@ -182,7 +198,7 @@ def command(output: Output, *, left_out: Path | None, again: bool) -> None:
         tuned = {(key.n, key.k) for key in GEMM_FAMILY.load(load_profile()).cells}
         check_unseen(shapes(), tuned, "this GPU's table")
         check_unseen(shapes(), fitted_shapes(info.name), "the cost model's fit")
-        suite = GemmChoice(BACKENDS, context=False).suite(summarize, {"smkern:model": UNDER})
+        suite = GemmChoice(BACKENDS, context=False).suite(summarize, dict.fromkeys(BACKENDS, UNDER))
     groups = groups[:: 10 if output.quick else 1]
     results = output.open()
     conclude(results, output.path, suite.run(groups, results, output, again=again))

@@ -9,12 +9,12 @@ from typing import Any
 from smkern.bench.cutlass import Groups, groups_of, over_cublas, over_triton
 from smkern.bench.cutlass_cpp import PROVIDER
 from smkern.bench.fp8_rows import times_of
-from smkern.bench.gemm_rows import WORST_TARGET, settled_ratio
+from smkern.bench.gemm_rows import WORST_TARGET, compared, settled_ratio
 from smkern.bench.peers import DEEPGEMM
 from smkern.bench.results import Results
 from smkern.bench.rows import Cell, geomean, grouped
 from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
-from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio
+from smkern.bench.untuned import BACKENDS, ROWS, UNDER, WORST, better_ratio
 
 Case = tuple[int, int, int]
 Ratio = Callable[[dict[str, Cell]], float | None]
@@ -102,32 +102,25 @@ def _losing_rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
             ]
 
 
-def compared(cells: Iterable[Cell], provider: str) -> list[Cell]:
-    """The provider's GEMM cells that have a ratio to cuBLAS in the same partition."""
-    return [
-        cell
-        for cell in cells
-        if cell["op"] == "gemm"
-        and cell["provider"] == provider
-        and cell.get("vs_cublas") is not None
-    ]
-
-
-def untuned_table(cells: Iterable[Cell]) -> str:
-    """The cost model's choices over cuBLAS, by rows of `a`."""
-    found = [c for c in cells if c["provider"] == "smkern:model" and c.get("vs_cublas")]
+def untuned_table(cells: Sequence[Cell]) -> str:
+    """The cost model's choices over cuBLAS, by rows of `a`; beside them what dispatch takes, where
+    that was measured."""
+    found = {provider: compared(cells, provider) for provider in BACKENDS}
+    found = {provider: ours for provider, ours in found.items() if ours}
     if not found:
         return NOT_MEASURED
     rows = []
     for m in (*ROWS, None):
-        ratios = [better_ratio(cell) for cell in found if m is None or cell["case"]["m"] == m]
         name, mean = (str(m), ".2f") if m else ("all", ".3f")
-        under = (str(sum(ratio < limit for ratio in ratios)) for limit in (WORST, UNDER))
-        rows.append(
-            [name, f"{geomean(ratios):{mean}}", f"{min(ratios):.2f}", *under, str(len(ratios))]
-        )
-    head = ["rows", "geomean over cuBLAS", "worst", f"under {WORST}", f"under {UNDER}", "cells"]
-    return rows_or_none(head, rows)
+        row = [name]
+        for ours in found.values():
+            ratios = [better_ratio(cell) for cell in ours if m is None or cell["case"]["m"] == m]
+            under = (str(sum(ratio < limit for ratio in ratios)) for limit in (WORST, UNDER))
+            row += [f"{geomean(ratios):{mean}}", f"{min(ratios):.2f}", *under]
+        rows.append([*row, str(len(ratios))])
+    head = ["geomean over cuBLAS", "worst", f"under {WORST}", f"under {UNDER}"]
+    again = [f"as dispatched: {head[0]}", *head[1:]] * (len(found) - 1)
+    return rows_or_none(["rows", *head, *again, "cells"], rows)
 
 
 def left_out_table(results: Results) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
-from smkern.bench.gemm_rows import settled_ratio
+from smkern.bench.gemm_rows import compared, settled_ratio
 from smkern.bench.results import Results
 from smkern.bench.rows import geomean, rows_in
 from smkern.bench.runtime.cases import AIMS
-from smkern.bench.tables.gemm import compared
 from smkern.bench.tables.markdown import NOT_MEASURED, rows_or_none
 from smkern.bench.tables.runtime import gains_by_limit
 

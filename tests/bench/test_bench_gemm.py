@@ -169,13 +169,16 @@ def test_a_losing_cell_is_measured_once_more(small, tmp_path, monkeypatch):
     assert all(cell["vs_cublas_again"] > 0 for cell in ours)
 
 
-def test_what_nobody_tuned_has_the_model_s_cells_and_cublas(small, tmp_path, monkeypatch):
+def test_what_nobody_tuned_has_the_model_s_cells_dispatch_s_and_cublas(
+    small, tmp_path, monkeypatch
+):
     groups = [Group(GemmCase(7, N, K), 16)]
     monkeypatch.setattr(untuned, "untuned_groups", lambda total: groups)
     run_suite(untuned.command, tmp_path / "untuned.json", "--no-again")
     results = load_results(tmp_path / "untuned.json")
-    assert {cell["provider"] for cell in results.cells} == {"smkern:model", "cublas"}
+    assert {cell["provider"] for cell in results.cells} == {"smkern:model", "smkern", "cublas"}
     assert results.summary["untuned_geomean"]["cells"] == 1
+    assert results.summary["untuned_dispatched_geomean"]["cells"] == 1
 
 
 def test_left_out_shapes_are_chosen_by_the_constants_without_them(

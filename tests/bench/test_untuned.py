@@ -7,6 +7,7 @@ import json
 import pytest
 
 from smkern.bench import untuned
+from smkern.bench.tables.gemm import untuned_table
 from smkern.bench.untuned import (
     check_unseen,
     constants_without,
@@ -64,6 +65,21 @@ def test_a_cell_loses_where_both_measurements_say_so():
     assert rows["untuned_share_under_0.97"]["value"] == round(1 / 3, 4)
     assert rows["untuned_geomean"]["cells"] == 3
     assert not rows["untuned_worst"]["met"]
+
+
+def test_what_dispatch_takes_has_rows_and_columns_of_its_own():
+    sizes = [1, 3]
+    model = [cell(1.2, m=m) for m in sizes]
+    dispatched = [cell(1.5, m=m, provider="smkern") for m in sizes]
+    rows = untuned.summarize([*model, *dispatched])
+    assert rows["untuned_geomean"]["value"] == 1.2
+    assert rows["untuned_dispatched_geomean"]["value"] == 1.5
+    assert [each["vs_cublas"] for each in rows["worst_cells"]] == [1.2, 1.2]
+
+    everywhere = [cell(1.2, m=m) for m in untuned.ROWS]
+    assert "as dispatched" not in untuned_table(everywhere)
+    both = [*everywhere, *(cell(1.5, m=m, provider="smkern") for m in untuned.ROWS)]
+    assert "| all | 1.200 | 1.20 | 0 | 0 | 1.500 | 1.50 | 0 | 0 | 12 |" in untuned_table(both)
 
 
 def test_left_out_shapes_are_judged_against_tuned_cells_alone():
