@@ -99,6 +99,8 @@ class Results:
     def merge(self, other: Results) -> None:
         """Take over the other's cells and provenance; where both measured, the other counts.
 
+        One that saw no GPU, as it simulated, leaves what these say of theirs.
+
         Raises:
             ResultsError: they are of different GPUs, or of different suites.
         """
@@ -112,7 +114,7 @@ class Results:
         for cell in other.cells:
             self.add(cell)
         runs = [*_runs(self.meta), *_runs(other.meta)]
-        self.meta = {**self.meta, **other.meta}
+        self.meta |= {k: v for k, v in other.meta.items() if v is not None or _gpus(other.meta)}
         if len(unique := _unique(runs)) > 1:
             self.meta["runs"] = unique
 

@@ -80,6 +80,13 @@ def test_merge_keeps_both_runs_provenance_and_the_later_cell():
     assert len(first.meta["runs"]) == 3
 
 
+def test_what_was_simulated_leaves_the_name_of_the_gpu():
+    measured = filled(cell(), meta={**META, "gpu": "NVIDIA H200", "driver": "580"})
+    measured.merge(filled(cell(m=1), meta={**META, "gpu": None, "driver": None, "date": "later"}))
+    seen = [measured.meta[name] for name in ("gpu", "driver", "date")]
+    assert seen == ["NVIDIA H200", "580", "later"]
+
+
 def test_resume_keeps_cells_and_a_fresh_run_does_not(tmp_path):
     path = tmp_path / "gemm.json"
     results = filled(cell())
