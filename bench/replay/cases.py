@@ -135,17 +135,20 @@ def requests_for(
     return max(least, round(rate_rps * seconds))
 
 
-def settings_of(policy: str, chunk: int | None = None, model: str = "") -> list[str]:
+def settings_of(
+    policy: str, chunk: int | None = None, model: str = "", splits: Sequence[int] = SPLITS
+) -> list[str]:
     """What of a policy is tried: itself, then its settings, the likeliest first.
 
     Args:
         policy: A name, or a name with settings, which is all that is tried.
         chunk: The chunk that the predictor finds under the limit; sizes far from it are left out.
         model: A preset's name: larger batches are tried, too, where its prompts need them.
+        splits: SMs of decode's side of fixed splits.
     """
     found = [policy, *(f"{policy}:margin={margin}" for margin in MARGINS.get(policy, ()))]
     if policy == "static_split":
-        found = [f"{policy}:{sms}" for sms in SPLITS]
+        found = [f"{policy}:{sms}" for sms in splits]
     if policy in BATCHES and model in SATURATING:
         found += [f"{spec}:max_prefill_tokens={SATURATING[model]}" for spec in found]
     if policy == "chunked":

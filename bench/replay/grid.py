@@ -119,7 +119,7 @@ class Grid:
     def _untried(self, case: Case) -> str | None:
         cell = self.results.by_key.get(cell_key(case.cell()))
         tried = cell.get("tried", {}) if cell else {}
-        return next((spec for spec in specs(case) if spec not in tried), None)
+        return next((spec for spec in specs(case, self.how.rungs) if spec not in tried), None)
 
     def _related(self, case: Case) -> float | None:
         """The goodput of the same policy at another order or limit, else of another policy."""

@@ -15,6 +15,7 @@ from smkern.bench.replay.cases import (
     LEAST_REQUESTS,
     MARGINS,
     SECONDS,
+    SPLITS,
     Case,
     Cell,
     requests_for,
@@ -44,14 +45,6 @@ from smkern.replay.run import Server
 from smkern.replay.trace import Arrivals, Overlong
 
 BOUND = "bound"
-BOUND_SETTINGS = (
-    "chunked:8192",
-    "static_split:16",
-    "static_split:16:preempt_shorter_than=2048",
-    "adaptive",
-)
-"""What is tried for a bound: ways to order, cut and preempt prompts where nothing decodes, so that
-all have the whole device."""
 BOUND_MS = 1e5
 """A limit of gaps where there are none."""
 MAX_REQUESTS = 1_000_000
@@ -166,14 +159,20 @@ def maker(case: Case, spec: str, server: Server) -> Callable[[], Policy]:
     return lambda: Oracle([make(way) for way in ways], tbt_slo_ms=limit)
 
 
-def specs(case: Case) -> list[str]:
-    """What is tried of a case's policy."""
+def specs(case: Case, rungs: Sequence[int] = ()) -> list[str]:
+    """What is tried of a case's policy, on rungs (none: the default ones).
+
+    For a bound ways to order, cut and preempt prompts where nothing decodes, so that all have the
+    whole device.
+    """
+    splits = rungs or SPLITS
     if case.policy == BOUND or case.tbt_slo_ms is None:
-        return list(BOUND_SETTINGS)
+        split = f"static_split:{splits[0]}"
+        return ["chunked:8192", split, f"{split}:preempt_shorter_than=2048", "adaptive"]
     policy = case.policy.removeprefix(STOCK)
     size = {"qwen3-14b": 0.55, "qwen3-32b": 0.25}.get(case.model, 1.0)
     chunk = round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS)
-    return settings_of(policy, chunk, case.model)
+    return settings_of(policy, chunk, case.model, splits)
 
 
 def goodput_cell(
@@ -195,7 +194,7 @@ def goodput_cell(
     """
     began = time.monotonic()
     server = server or _simulated(case, how)
-    spec = spec or specs(case)[0]
+    spec = spec or specs(case, how.rungs)[0]
     trace, rate, requests = prepared(case, how, server)
     is_bound = case.policy == BOUND
     slo = Slo(BOUND_MS if case.tbt_slo_ms is None else case.tbt_slo_ms)

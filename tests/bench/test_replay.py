@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from smkern.bench.replay.cases import (
     sizes_of,
 )
 from smkern.bench.replay.grid import Grid, cases, run
-from smkern.bench.replay.measure import BOUND, How, simulated, with_bounds
+from smkern.bench.replay.measure import BOUND, How, goodput_cell, simulated, specs, with_bounds
 from smkern.bench.replay.rows import summarize
 from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.results import Results, load_results
@@ -55,6 +56,18 @@ def test_settings_near_the_predictors() -> None:
     assert larger[-1] == "temporal:margin=0.12:max_prefill_tokens=4096"
     assert larger[: len(larger) // 2] == settings_of("temporal")
     assert settings_of("drift") == ["drift", *(f"drift:margin={margin}" for margin in BESIDE)]
+
+
+def test_rungs_that_are_asked_for_are_the_fixed_splits_that_are_tried() -> None:
+    ours = replace(CASE, policy="static_split")
+    assert specs(ours, (24, 30)) == ["static_split:24", "static_split:30"]
+    assert specs(ours) == settings_of("static_split")
+    bound = replace(CASE, policy=BOUND, tbt_slo_ms=None)
+    spec = specs(bound, (24, 30))[1]
+    assert spec == "static_split:24"
+    cell = goodput_cell(bound, How(seconds=5.0, least=20, rungs=(24, 30)), spec=spec)
+    assert cell is not None
+    assert cell["goodput_rps"] > 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
