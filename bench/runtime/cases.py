@@ -18,7 +18,7 @@ STEADY, PACED, AGGREGATED = "steady", "paced", "aggregated"
 ALONE, QUEUES = "prefill_alone", "shared_queue"
 """Names of the cells that the summary's rows are computed from."""
 OVERHEAD, HOST, SWITCH = "layerwise_overhead_fraction", "host_us_per_step", "switch_us"
-MIXED_IDLE, MIXED = "mixed_idle_fraction", "mixed_forward"
+MIXED = "mixed_forward"
 HANDOVER, MEMORY = "switch_handover_us", "graph_memory_mib"
 MISMATCHES, ABLATION = "token_mismatches", "ablation"
 SERVED_RATE, SERVED_TRY = "served", "served_try"
@@ -138,7 +138,6 @@ STOCK_RUNGS = {
 """Rungs of the driver's own groups of 8 SMs, where stock kernels run best."""
 SWITCH_RUNGS = (24, 40)
 GAP_RUNG = 40
-IDLE_CHUNK = 256
 
 
 def plans_named(names: str | Iterable[str]) -> tuple[RuntimePlan, ...]:

@@ -1,15 +1,13 @@
-"""What launching costs: a mixed forward kernel by kernel, and a prompt layer by layer, each against
-the same launches as one graph, in which no kernel waits for the host."""
+"""What launching costs: a prompt layer by layer, against the same launches as one graph, in which
+no kernel waits for the host."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import pairwise
 
-from smkern.bench.runtime.cases import MIXED_IDLE, OVERHEAD, Cell
-from smkern.bench.runtime.chunked import back_to_back
+from smkern.bench.runtime.cases import OVERHEAD, Cell
 from smkern.bench.runtime.steady_bench import Feed, SteadyBench, pump
 from smkern.measure.captured import Captured, Run
 from smkern.partition import Partition
@@ -17,27 +15,8 @@ from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Work
 from smkern.runtime.place import Place
 
-IDLE_ROUNDS, STEPS = 2, 8
-"""Forwards of a round; the first two are not counted."""
 ROUNDS, PROMPTS = 3, 3
 """Prompts of a round; the first is not counted."""
-
-
-def mixed_idle(bench: SteadyBench, chunk: int) -> Iterator[Cell]:
-    """The share of a mixed forward in which the device idles: 1 minus the time of its graph."""
-    launch = bench.steps.mixed(chunk, (bench.plan.tokens - chunk) // 2).launch
-    found: dict[str, list[float]] = {"eager": [], "graph": []}
-    with closing(Captured(launch, None, on_gpu=isinstance(bench.device, CudaDevice))) as graph:
-        for _ in range(IDLE_ROUNDS):
-            for name, run in (("eager", launch), ("graph", graph.replay)):
-                found[name] += back_to_back(bench, [run] * STEPS).periods_us[1:]
-    us = {name: statistics.median(periods) for name, periods in found.items()}
-    value = round(max(0.0, 1 - us["graph"] / us["eager"]), 5)
-    yield bench.cell(MIXED_IDLE, value, "fraction") | {
-        "chunk": chunk,
-        "eager_ms": round(us["eager"] / 1e3, 4),
-        "graph_ms": round(us["graph"] / 1e3, 4),
-    }
 
 
 def layerwise(bench: SteadyBench, rung: int) -> Iterator[Cell]:

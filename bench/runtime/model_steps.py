@@ -75,13 +75,11 @@ class Forward:
 
     Attributes:
         run: Runs it as users do.
-        launch: Launches its kernels one by one.
         token_ids: What it reads.
         logits: What it gives.
     """
 
     run: Run
-    launch: Run
     token_ids: Tensor
     logits: Tensor
 

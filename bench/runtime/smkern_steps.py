@@ -41,7 +41,7 @@ class SmkernSteps(ModelSteps):
         self.prompt = model.prefill_step()
         self._prompts: dict[Place, Step] = {}
         self._mixed_activations: ActivationBuffers | None = None
-        self._mixed: dict[tuple[int, int], tuple[Tensor, Step, Run, Captured]] = {}
+        self._mixed: dict[tuple[int, int], tuple[Tensor, Step, Captured]] = {}
         rows = plan.batch + 2  # of a mixed forward; a prompt alone has one
         self._settings = Settings.of(rows, model.device)
         self._drawn = torch.zeros(rows, dtype=torch.int32, device=model.device)
@@ -70,30 +70,23 @@ class SmkernSteps(ModelSteps):
         key = chunk, rows.pieces
         if key not in self._mixed:
             self._mixed[key] = self._mixed_graph(chunk, rows, lengths.clone())
-        read, step, launch, graph = self._mixed[key]
+        read, step, graph = self._mixed[key]
 
-        def behind_lengths(run: Run) -> Run:
-            def launched() -> None:
-                read.copy_(lengths)
-                run()
+        def run() -> None:
+            read.copy_(lengths)
+            graph.replay()
 
-            return launched
-
-        return Forward(
-            behind_lengths(graph.replay), behind_lengths(launch), step.token_ids,
-            step.buffers.logits,
-        )  # fmt: skip
+        return Forward(run, step.token_ids, step.buffers.logits)
 
     def close(self) -> None:
-        for *_, graph in self._mixed.values():
+        for _, _, graph in self._mixed.values():
             graph.close()
         super().close()
 
     def _mixed_graph(
         self, chunk: int, rows: MixedRows, read: Tensor
-    ) -> tuple[Tensor, Step, Run, Captured]:
-        """Mixed forwards of so many pieces: the lengths that they read, the step, what launches it,
-        and its graph."""
+    ) -> tuple[Tensor, Step, Captured]:
+        """Mixed forwards of so many pieces: the lengths that they read, the step, and its graph."""
         plan, model = self._plan, self._model
         if self._mixed_activations is None:
             self._mixed_activations = ActivationBuffers(
@@ -115,7 +108,7 @@ class SmkernSteps(ModelSteps):
             step.planned(out=step.plan)
             self._draw(model.decoder.forward(step))
 
-        return read, step, launch, Captured(launch, None, on_gpu=self._on_gpu, pool=self._pool)
+        return read, step, Captured(launch, None, on_gpu=self._on_gpu, pool=self._pool)
 
     def _decode_step(self, partition: Partition | None) -> Run:
         """A decode step that finds the same lengths whenever it runs."""

@@ -16,9 +16,7 @@ from smkern.bench.runtime.cases import (
     ALONE,
     GAP_RUNG,
     HOST,
-    IDLE_CHUNK,
     MEMORY,
-    MIXED_IDLE,
     OURS,
     OVERHEAD,
     PACED,
@@ -34,7 +32,7 @@ from smkern.bench.runtime.cases import (
     gap_name,
 )
 from smkern.bench.runtime.chunked import MARGINS, Chunked
-from smkern.bench.runtime.launching import layerwise, mixed_idle
+from smkern.bench.runtime.launching import layerwise
 from smkern.bench.runtime.queues import queue_cells
 from smkern.bench.runtime.rows import of
 from smkern.bench.runtime.served_load import COMPARED, SERVED_S, ServedLoad, open_load
@@ -148,8 +146,6 @@ class Tasks:
 
 
 def _chunked(tasks: Tasks, provider: str = OURS) -> Iterator[Task]:
-    chunk = min(tasks.plan.chunks, key=lambda tokens: abs(tokens - IDLE_CHUNK))
-    yield tasks.steady(MIXED_IDLE, partial(mixed_idle, chunk=chunk), provider)
     yield tasks.steady(ALONE, alone, provider)
     made: list[Chunked] = []
 

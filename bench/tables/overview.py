@@ -62,6 +62,10 @@ HEADLINES = {
 """Suite to (section of the results page, one line with values of its summary)."""
 
 
+BEHIND = 0.95
+"""A split with less than this of the prompt tokens of chunks is a loss."""
+
+
 def headline(suites: Suites) -> str:
     """Three figures: against cuBLAS, against chunked prefill, and a loss."""
     gemm = compared(suites.get("gemm", Results()).cells, "smkern")
@@ -81,18 +85,30 @@ def headline(suites: Suites) -> str:
         f"requests of {HEADLINE[0]}, at most {HEADLINE[1]:g} ms between two tokens "
         f"({AIMS[HEADLINE]:.2f}x was the aim).",
     ]
+    found = [(f"{model} at {limit:g} ms", gain) for (model, limit), gain in gains.items()]
     lost = [
-        f"{model} at {limit:g} ms ({gain['aggregated_tokens_per_ms']:.1f} prompt tokens/ms"
-        f"{', in the median step' if gain['kept_by'] == 'p50' else ''})"
-        for (model, limit), gain in gains.items()
+        f"{where} (chunks: {gain['aggregated_tokens_per_ms']:.1f} prompt tokens/ms"
+        f"{_in_median(gain)})"
+        for where, gain in found
         if "aggregated_tokens_per_ms" in gain and "mux_tokens_per_ms" not in gain
     ]
-    if lost:
-        lines.append(
-            "- **A loss:** chunked prefill keeps tight limits that no split keeps: "
-            f"{', '.join(lost)}."
-        )
+    behind = [
+        f"{where} ({gain['value']:.2f}x{_in_median(gain)})"
+        for where, gain in found
+        if gain.get("value", 1.0) < BEHIND
+    ]
+    ways = [
+        f"{what} {', '.join(where)}"
+        for what, where in (("no split keeps", lost), ("splits are slower for", behind))
+        if where
+    ]
+    if ways:
+        lines.append(f"- **A loss:** under tight limits chunked prefill wins: {'; '.join(ways)}.")
     return "\n".join(lines)
+
+
+def _in_median(gain: Mapping[str, Any]) -> str:
+    return ", in the median step" if gain["kept_by"] == "p50" else ""
 
 
 def suites_table(suites: Suites) -> str:

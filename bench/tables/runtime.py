@@ -21,7 +21,6 @@ COSTS = {
     cases.gap_name(1): "decode stream without a kernel, a step at a time, p50",
     cases.gap_name(2): "the same, two steps launched",
     cases.OVERHEAD: "prefill layer by layer over one launch, minus 1",
-    cases.MIXED_IDLE: "device idle inside a mixed forward",
     cases.HOST: "host time of a step, 128 requests decode, p50, us",
     cases.HOST_GAP: "from a decode step's end to the next one's begin, 128 requests, p50, us",
     cases.SWITCH: "host time of a switch, p50, us",

@@ -184,7 +184,8 @@ def test_the_headline_has_a_loss(committed: dict[str, str]) -> None:
     lines = committed["headline"].splitlines()
     assert len(lines) == 3
     assert "A loss" in lines[2]
-    assert "qwen3-8b at 12 ms (11.5 prompt tokens/ms)" in lines[2]
+    assert "no split keeps qwen3-32b at 35 ms (chunks: 2.1 prompt tokens/ms)" in lines[2]
+    assert "splits are slower for qwen3-8b at 12 ms (0.82x, in the median step)" in lines[2]
 
 
 def test_headlines_are_of_rows_that_the_suites_have(committed: dict[str, str]) -> None:
