@@ -62,7 +62,7 @@ def test_rungs_that_are_asked_for_are_the_fixed_splits_that_are_tried() -> None:
     ours = replace(CASE, policy="static_split")
     assert specs(ours, (24, 30)) == ["static_split:24", "static_split:30"]
     assert specs(ours) == settings_of("static_split")
-    bound = replace(CASE, policy=BOUND, tbt_slo_ms=None)
+    bound = replace(CASE, trace="sharegpt-like", policy=BOUND, tbt_slo_ms=None)
     spec = specs(bound, (24, 30))[1]
     assert spec == "static_split:24"
     cell = goodput_cell(bound, How(seconds=5.0, least=20, rungs=(24, 30)), spec=spec)
