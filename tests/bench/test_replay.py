@@ -22,7 +22,7 @@ from smkern.bench.replay.cases import (
     sizes_of,
 )
 from smkern.bench.replay.grid import Grid, cases, run
-from smkern.bench.replay.measure import BOUND, How, goodput_cell, simulated, specs, with_bounds
+from smkern.bench.replay.measure import BOUND, How, simulated, specs, with_bounds
 from smkern.bench.replay.rows import summarize
 from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.results import Results, load_results
@@ -64,10 +64,7 @@ def test_rungs_that_are_asked_for_are_the_fixed_splits_that_are_tried() -> None:
     assert specs(ours) == settings_of("static_split")
     bound = replace(CASE, policy=BOUND, tbt_slo_ms=None)
     assert specs(bound, (24, 30))[1] == "static_split:24"
-    served = replace(ours, trace="sharegpt-like", tbt_slo_ms=30.0)
-    cell = goodput_cell(served, How(seconds=5.0, least=20, rungs=(24, 30)))
-    assert cell is not None
-    assert cell["settings"] == "static_split:24"
+    assert Grid(Results(), [ours], How(rungs=(24, 30))).next() == (ours, "static_split:24")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
