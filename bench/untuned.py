@@ -108,18 +108,23 @@ def better_ratio(cell: Cell) -> float:
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """The rows of the model and of dispatch, and the model's worst cells."""
-    cells = list(cells)
-    found = compared(cells, "smkern:model")
-    worst = sorted(((better_ratio(cell), cell) for cell in found), key=lambda pair: pair[0])
+    found = by_provider(cells)
     rows: dict[str, Any] = {}
     for provider, name in ROWS_OF.items():
-        rows |= rows_of(name, compared(cells, provider))
+        rows |= rows_of(name, found[provider])
     return rows | {
         "worst_cells": [
-            {**c["case"], "num_sms": c["num_sms"], "config": c["config"], "vs_cublas": value}
-            for value, c in worst[:20]
+            c["case"]
+            | {"num_sms": c["num_sms"], "config": c["config"], "vs_cublas": better_ratio(c)}
+            for c in sorted(found["smkern:model"], key=better_ratio)[:20]
         ],
     }
+
+
+def by_provider(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """The cells of the model and of dispatch that cuBLAS was measured beside."""
+    cells = list(cells)
+    return {provider: compared(cells, provider) for provider in BACKENDS}
 
 
 def rows_of(name: str, found: Sequence[Cell]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from smkern.bench.peers import DEEPGEMM
 from smkern.bench.results import Results
 from smkern.bench.rows import Cell, geomean, grouped
 from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
-from smkern.bench.untuned import BACKENDS, ROWS, UNDER, WORST, better_ratio
+from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio, by_provider
 
 Case = tuple[int, int, int]
 Ratio = Callable[[dict[str, Cell]], float | None]
@@ -102,18 +102,17 @@ def _losing_rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
             ]
 
 
-def untuned_table(cells: Sequence[Cell]) -> str:
+def untuned_table(cells: Iterable[Cell]) -> str:
     """The cost model's choices over cuBLAS, by rows of `a`; beside them what dispatch takes, where
     that was measured."""
-    found = {provider: compared(cells, provider) for provider in BACKENDS}
-    found = {provider: ours for provider, ours in found.items() if ours}
+    found = [ours for ours in by_provider(cells).values() if ours]
     if not found:
         return NOT_MEASURED
     rows = []
     for m in (*ROWS, None):
         name, mean = (str(m), ".2f") if m else ("all", ".3f")
         row = [name]
-        for ours in found.values():
+        for ours in found:
             ratios = [better_ratio(cell) for cell in ours if m is None or cell["case"]["m"] == m]
             under = (str(sum(ratio < limit for ratio in ratios)) for limit in (WORST, UNDER))
             row += [f"{geomean(ratios):{mean}}", f"{min(ratios):.2f}", *under]
