@@ -35,6 +35,9 @@ class CostConstants:
     """Extra cost of a launch that begins only after the previous kernel has ended."""
     overlap_l2: float = 0.92
     """Share of L2's rate for an overlapping launch: its CTAs are placed around the others."""
+    overlap_dram: float = 0.24
+    """Extra time from memory, on 100 SMs, of an overlapping launch times the share of its CTAs that
+    find room beside the one before, where not all do: they share SMs unevenly."""
     l2_latency_us: float = 0.43
     """Latency of a stage from L2, divided among the stages in flight."""
     dram_latency_us: float = 0.39

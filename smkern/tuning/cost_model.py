@@ -1,7 +1,7 @@
 """How long a GEMM takes in a budget of SMs: waves, tile efficiency, bandwidth, reduction, power.
 
 Wave quantization follows Bullet (section 2.2.1), plus the cost of a persistent kernel's K pieces.
-Whole and split loops are never predicted slower on more SMs, as no term grows with the SM count;
+Launches apart from each other, of whole or split loops, are never predicted slower on more SMs;
 for stream-K fewer CTAs are considered too (`Estimate.grids`).
 """
 
@@ -74,12 +74,13 @@ class Ceilings:
 
 
 class _Parts(NamedTuple):
-    """Times of a launch by resource, us, and the share of split tiles."""
+    """Times of a launch by resource, us, the share of split tiles, and how far two overlap."""
 
     busy_us: float
     dram_us: float
     l2_us: float
     cut: float
+    shared: float
 
 
 class Estimate:
@@ -194,8 +195,11 @@ class Estimate:
 
     def _launch_us(self, parts: _Parts, overlaps: bool) -> float:
         constants = self._constants
-        l2_us = parts.l2_us / (constants.overlap_l2 if overlaps else 1.0)
-        total = self._total_us(parts.busy_us, parts.dram_us, l2_us)
+        dram_us, l2_us = parts.dram_us, parts.l2_us
+        if overlaps:
+            dram_us *= 1 + constants.overlap_dram * parts.shared
+            l2_us /= constants.overlap_l2
+        total = self._total_us(parts.busy_us, dram_us, l2_us)
         apart_us = 0.0 if overlaps else constants.apart_us
         return self._costs.factor(parts.cut) * (total + apart_us)
 
@@ -229,7 +233,16 @@ class Estimate:
             memory / ceilings.dram(sms),
             l2_bytes / ceilings.l2(sms),
             streamed / tiles,
+            self._shared(ctas),
         )
+
+    def _shared(self, ctas: int) -> float:
+        """The share of a launch's CTAs that begin beside the one before, of hundreds of SMs.
+
+        0 where all of them do, or none: then their SMs are as even as those of a launch apart.
+        """
+        room = self.ctas / ctas - 1
+        return room * self._ceilings.budget.num_sms / 100 if room < 1 else 0.0
 
     def _out_of_step(self, streamed: int, ctas: int) -> float:
         """Bytes read again from memory because CTAs on the same operands are at different K.

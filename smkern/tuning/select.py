@@ -275,7 +275,7 @@ def invariant_config(
         for problem, ceilings in product(problems, budgets):
             group = candidates.group_m(problem.m, variant, ceilings.budget.num_sms)
             estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
-            total += log(estimate.launch_us())
+            total += log(estimate.fastest_us(1, 0)[0])
         if total < best:
             best, chosen = total, variant
     if chosen is None:

@@ -18,11 +18,23 @@ some_variants = st.sampled_from(candidates.variants("bf16", True, SM_90))
 
 
 @given(sizes, sizes, sizes, some_variants, st.integers(1, 131), st.sampled_from(["mask", "grid"]))
-def test_whole_loops_are_never_slower_on_more_sms(profile, m, n, k, config, num_sms, confined):
-    problem = GemmProblem(m, n, k)
+def test_launches_apart_are_never_slower_on_more_sms(profile, m, n, k, config, num_sms, confined):
+    problem, config = GemmProblem(m, n, k), replace(config, overlap=False)
     few = predict_us(problem, config, Budget(num_sms, confined), profile)
     more = predict_us(problem, config, Budget(num_sms + 1, confined), profile)
     assert more <= few * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("num_sms", "overlaps"), [(64, True), (112, False), (128, True)])
+def test_launches_overlap_where_all_of_the_next_fit_or_none(profile, num_sms, overlaps):
+    """64 CTAs: on 112 SMs 48 of them begin beside those before, and take SMs unevenly."""
+    problem = GemmProblem(17, 8192, 7392)
+    config = GemmConfig("ws", 32, 128, 64, 4, 11, swap=True)
+    estimate = Estimate(
+        problem, config, Ceilings(Budget(num_sms, "mask"), profile, DEFAULTS), DEFAULTS, 1
+    )
+    assert estimate.tiles == 64
+    assert estimate.fastest_us(1, 0)[1] is overlaps
 
 
 @given(sizes, sizes, sizes, some_variants, st.integers(1, 132))
