@@ -75,6 +75,17 @@ def test_another_h200_without_cutlass_is_told_from_the_table() -> None:
     assert priced.worst < 0.17 < 0.24 < as_timed.worst
 
 
+def test_another_h200_whose_forwards_are_graphs_is_told_from_the_table() -> None:
+    """Held-out launches of Qwen3-8B there; the table's forwards were launched one by one."""
+    there = read_profile(FOLDER / "h200" / "qwen3-8b.graphs.held_out.jsonl")
+    table = TablePredictor.load("qwen3-8b", "h200")
+    found = accuracy(table.for_model(there.sizes, gemms=there.gemms), there.held_out)
+    assert found.solo["all"].mean < 0.04
+    assert found.solo["mixed"].worst < 0.11
+    assert found.beside["all"].mean < 0.05
+    assert found.beside["all"].worst < 0.15
+
+
 def test_gemms_are_priced_by_the_kernels_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 80 requests want tiles that Triton has not, whole devices and other batches none."""
     steps = [(Size(batch=rows, total_kv=1000 * rows), at) for rows in (80, 64) for at in (32, 132)]
