@@ -17,11 +17,13 @@ from smkern.device import Confinement
 from smkern.errors import ArgumentError
 from smkern.limits import as_flag, as_float, as_int, shown
 from smkern.tuning.fp8 import Scales
+from smkern.tuning.fp8_rows import OutScale
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _KNOWN: dict[str, type] = {"torch.dtype": torch.dtype, "str": str}
+_CHOICES = {"Confinement": Confinement, "Scales": Scales, "OutScale": OutScale}
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -58,12 +60,10 @@ def _check(name: str, value: Any, kind: str) -> None:
         as_float(name, value)
     elif kind == "bool":
         as_flag(name, value)
-    elif kind == "Confinement":
-        if not (isinstance(value, str) and value in get_args(Confinement)):
-            raise ArgumentError(f"{name}={shown(value)}: use None or {get_args(Confinement)}")
-    elif kind == "Scales":
-        if not (isinstance(value, str) and value in get_args(Scales)):
-            raise ArgumentError(f"{name}={shown(value)}: use one of {get_args(Scales)}")
+    elif kind in _CHOICES:
+        names = get_args(_CHOICES[kind])
+        if not (isinstance(value, str) and value in names):
+            raise ArgumentError(f"{name}={shown(value)}: use one of {names}")
     elif kind in _KNOWN:
         if not isinstance(value, _KNOWN[kind]):
             raise ArgumentError(f"{name}={shown(value)}: pass a {kind}")

@@ -11,6 +11,8 @@ from smkern.tuning.rows import VECTOR, WHOLE
 
 QuantOp = Literal["quantize", "quantize_by", "rms_norm", "add_rms_norm", "silu_and_mul"]
 Group = Literal["tensor", "token", "block", "weight_block"]
+OutScale = Literal["token", "block"]
+"""What shares a scale of an operator's results."""
 """What shares a scale."""
 
 MAX_CHUNK = 16384

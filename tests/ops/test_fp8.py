@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -338,24 +336,6 @@ def test_scales_of_calls_to_come_are_fp32_whatever_the_default_dtype_is():
     assert calls.static == [256]
 
 
-def test_an_explanation_names_kernel_and_kind():
-    options = {"num_sms": 24, "confined": "mask"}
-    why = smkern.explain_gemm(64, 6144, 4096, dtype=E4M3, scales="block", **options)
-    assert why.config.kernel == "ws"
-    assert why.config.block_k == 128
-    assert "64x6144x4096 e4m3 by blocks (none) on 24 SMs" in str(why)
-    bf16 = smkern.explain_gemm(64, 6144, 4096, **options)
-    assert why.predicted_us < bf16.predicted_us
-    odd = smkern.explain_gemm(64, 6144, 4100, dtype=E4M3)
-    assert odd.config.kernel == "pointer"
-    assert smkern.gemm_workspace_bytes(64, 6144, 4096, dtype=E4M3) >= 0
-    refused("k=200: block scales", smkern.explain_gemm, m=1, n=8, k=200, dtype=E4M3, scales="block")
-    refused("cannot run", smkern.explain_gemm, m=1, n=8, k=128, dtype=E4M3, backend="tma")
-    for scales, dtype in product(("rows", None, np.ones(2)), (E4M3, torch.bfloat16)):
-        refused("use one of .'matrix', 'row'", smkern.explain_gemm, m=1, n=8, k=128, dtype=dtype,
-                scales=scales)  # fmt: skip
-
-
 @pytest.mark.parametrize("blocks", [False, True])
 def test_permuted_rows_are_those_of_the_tokens(blocks):
     x, experts = torch.randn(3, 256), torch.tensor([[2, 0], [0, 9], [1, 2]]).int()
@@ -369,23 +349,3 @@ def test_permuted_rows_are_those_of_the_tokens(blocks):
     assert torch.equal(scale[:5], wanted)
     refused("both must be even", smkern.moe_permute, x=x[:, :255], experts=experts, num_experts=3,
             out_scale=torch.empty(6))  # fmt: skip
-
-
-def test_an_explanation_says_who_chose():
-    options = {"dtype": E4M3, "scales": "block", "num_sms": 24, "confined": "mask"}
-    tuned = smkern.explain_gemm(64, 6144, 4096, **options)
-    assert (tuned.source, tuned.config.block_k) == ("table", 128)
-    assert smkern.explain_gemm(64, 6152, 4096, **options).source == "model"
-    assert smkern.explain_gemm(64, 6144, 4096, batch_invariant=True, **options).source == "model"
-    assert smkern.explain_gemm(64, 6144, 4096, backend="pointer", **options).source == "forced"
-    modelled = smkern.explain_gemm(64, 6144, 4096, backend="model", **options)
-    assert (modelled.source, modelled.config.kernel) == ("model", "ws"), "no table"
-    whole = {"dtype": E4M3, "num_sms": 132, "confined": "mask"}
-    many = smkern.explain_gemm(4096, 6144, 4096, **whole)
-    assert (many.source, many.config.kernel) == ("library", "cublaslt")
-    own = smkern.explain_gemm(4096, 6144, 4096, backend="own", **whole)
-    assert (own.source, own.config.kernel) == ("table", "ws")
-    assert many.predicted_us == own.predicted_us, "priced as our own"
-    assert smkern.gemm_workspace_bytes(4096, 6144, 4096, dtype=E4M3) > 32 << 20
-    assert smkern.explain_gemm(256, 6144, 4096, scales="matrix", **whole).source == "library"
-    assert smkern.explain_gemm(256, 6144, 4096, **whole).source == "table"

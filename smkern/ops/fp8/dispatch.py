@@ -20,7 +20,7 @@ from smkern.ops.gemm.call import row_stride
 from smkern.ops.gemm.extras import Extras
 from smkern.ops.operator import Bound
 from smkern.ops.operator_dispatch import OperatorDispatcher, absent_kernels
-from smkern.tuning import constraints, fp8_cutlass
+from smkern.tuning import constraints, fp8, fp8_cutlass
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem, Scales, predict_us, ranked
 from smkern.tuning.fp8_table import FP8_FAMILY
@@ -52,8 +52,9 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
         if problem.kernel == "cutlass":
             if config.kernel != "cutlass":
                 raise ArgumentError(
-                    f"backend='cutlass' cannot run {problem}: it takes 16-byte aligned rows on "
-                    f"sm_90, and this is sm_{self.capability}; leave backend at None"
+                    f"backend='cutlass' cannot run {problem.m}x{problem.n}x{problem.k} in "
+                    f"{problem.dtype}: it takes 16-byte aligned rows on sm_90, and this is "
+                    f"sm_{self.capability}; leave backend at None"
                 )
             self._extras.check(problem, config)
         other = problem.kernel or problem.epilogue.swiglu or config.kernel != "ws"
@@ -202,6 +203,41 @@ def kernel_of(backend: str | None, problem: ScaledProblem) -> str:
             f"aligned: {problem.aligned}): leave backend at None"
         )
     return kernel
+
+
+def fuses(
+    problem: ScaledProblem,
+    capability: tuple[int, int],
+    backend: str | None,
+    *,
+    into_blocks: bool,
+) -> bool:
+    """Whether one kernel multiplies, does SwiGLU and quantizes.
+
+    Args:
+        problem: The product of gate and up.
+        capability: The GPU's.
+        backend: As in `smkern.gemm_swiglu` with `out_scale`.
+        into_blocks: Whether results have scales of blocks and rows that the kernel can store.
+
+    Raises:
+        ArgumentError: a backend that there is not, or "own" where no such kernel fits.
+    """
+    if backend not in (None, "own", "unfused"):
+        raise ArgumentError(
+            f"backend={backend!r}: gemm_swiglu with out_scale has None, 'own' (one kernel) "
+            "and 'unfused' (two)"
+        )
+    forced = backend == "own"
+    some = replace(problem, m=fp8.GATED_ROWS) if forced else problem
+    fits = into_blocks and fp8.serves_gated(some, capability)
+    if forced and not fits:
+        raise ArgumentError(
+            f"backend='own' cannot run gemm_swiglu of {problem.m}x{problem.n}x{problem.k} with "
+            "out_scale: it takes scales of blocks, I in multiples of 128 and rows of 16 bytes on "
+            "sm_90, and is not batch-invariant; leave backend at None"
+        )
+    return fits and backend != "unfused"
 
 
 def bind_gemm(

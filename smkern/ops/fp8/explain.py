@@ -12,6 +12,7 @@ from smkern.ops.explain import dispatcher_and_budget
 from smkern.ops.fp8.dispatch import (
     ScaledDispatcher,
     fp8_dispatcher,
+    fuses,
     kernel_of,
     of_step,
     offline_dispatcher,
@@ -20,6 +21,7 @@ from smkern.ops.gemm.dispatch import Explanation, workspace_bytes
 from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem, Scales
+from smkern.tuning.fp8_rows import OutScale
 
 
 def _source(
@@ -38,18 +40,20 @@ def explain_scaled(
     epilogue: Epilogue,
     *,
     scales: Scales,
+    out_scale: OutScale | None = None,
     aligned: bool,
     batch_invariant: bool,
     backend: str | None,
     device: int | None,
     **place: Any,
 ) -> Explanation:
-    """The choice for a product of e4m3 with bf16 results.
+    """The choice for a product of e4m3 with bf16 results, or for one of gate and up into e4m3.
 
     Args:
         sizes: Rows of a, columns of out and of a, by name.
         epilogue: What is done to the product.
         scales: What each of them counts.
+        out_scale: What shares one of the results, of SwiGLU into e4m3. None: they have none.
         aligned: Whether addresses and row pitches are multiples of 16 bytes.
         batch_invariant: As in `smkern.gemm`.
         backend: As in `smkern.gemm`.
@@ -62,7 +66,12 @@ def explain_scaled(
         raise ArgumentError(f"k={k}: block scales want a multiple of {FP8_BLOCK}")
     whole = aligned and n % 8 == 0 and k % 16 == 0
     problem = ScaledProblem(m, n, k, "bf16", epilogue, scales, whole, batch_invariant)
-    problem = replace(problem, kernel=kernel_of(backend, problem))
+    if out_scale is None:
+        problem = replace(problem, kernel=kernel_of(backend, problem))
+    elif fuses(
+        problem, dispatcher.profile.info.capability, backend, into_blocks=out_scale == "block"
+    ):
+        problem = replace(problem, epilogue=Epilogue(swiglu=True))
     config = dispatcher.select(problem, budget)
     tiles = constraints.num_tiles(problem.twin, config)
     return Explanation(

@@ -24,7 +24,13 @@ from smkern.ops.fp8.call import (
     swiglu_shapes,
 )
 from smkern.ops.fp8.call import given_scales as given_scales
-from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher, problem_from
+from smkern.ops.fp8.dispatch import (
+    ScaledDispatcher,
+    bind_plan,
+    fp8_dispatcher,
+    fuses,
+    problem_from,
+)
 from smkern.ops.fp8.rows import check_out_scale, group_of
 from smkern.ops.fp8.rows_dispatch import quant_dispatcher, scale_steps
 from smkern.ops.fp8.scales import block_steps, check_values
@@ -141,16 +147,7 @@ class _Product:
 
 
 def quantized_problem(call: Any, aligned: bool) -> ScaledProblem | None:
-    """What chooses the kernels: the product's problem.
-
-    Raises:
-        ArgumentError: a backend that is none of this operator's.
-    """
-    if call.backend not in (None, "own", "unfused"):
-        raise ArgumentError(
-            f"backend={call.backend!r}: gemm_swiglu with out_scale has None, 'own' (one kernel) "
-            "and 'unfused' (two)"
-        )
+    """What chooses the kernels: the product's problem."""
     return problem_from(_Product(call), call.w_gate_up, Epilogue(), [], aligned)
 
 
@@ -158,19 +155,11 @@ def is_fused(call: Any, problem: ScaledProblem, capability: tuple[int, int]) -> 
     """Whether one kernel does it all.
 
     Raises:
-        ArgumentError: `backend="own"`, and it cannot.
+        ArgumentError: a backend that is none of this operator's, or cannot.
     """
-    forced = call.backend == "own"
-    some = replace(problem, m=fp8.GATED_ROWS) if forced else problem
-    fits = group_of(call.out_scale) == "block" and fp8.serves_gated(some, capability)
-    fits = fits and (call.out is None or row_stride(call.out) % fp8.GATED_UNIT == 0)
-    if forced and not fits:
-        raise ArgumentError(
-            f"backend='own' cannot run gemm_swiglu of {problem.m}x{problem.n}x{problem.k} with "
-            "out_scale: it takes scales of blocks, I in multiples of 128 and rows of 16 bytes on "
-            "sm_90, and is not batch-invariant; leave backend at None"
-        )
-    return fits and call.backend != "unfused"
+    whole_rows = call.out is None or row_stride(call.out) % fp8.GATED_UNIT == 0
+    into_blocks = group_of(call.out_scale) == "block" and whole_rows
+    return fuses(problem, capability, call.backend, into_blocks=into_blocks)
 
 
 def bind_quantized(

@@ -58,7 +58,7 @@ def explain_product(
 
 def largest_workspace(backend: str | None, explain: Callable[[bool], Explanation]) -> int:
     """The larger workspace of aligned and other operands; `explain` takes whether they are."""
-    aligned_only = backend in ("tma", "ws", "cublaslt", "unfused")
+    aligned_only = backend in ("tma", "ws", "cublaslt", "cutlass", "unfused")
     return max(explain(x).workspace_bytes for x in ([True] if aligned_only else [True, False]))
 
 

@@ -81,7 +81,8 @@ class Extras:
         """Raise ArgumentError, with the remedy, unless a kernel that was asked for is there."""
         if config.kernel in OPTIONAL and not self.serve(problem, config):
             reason = cute.absent() or "one of its kernels failed in this process before"
-            raise ArgumentError(f"backend={config.kernel!r} cannot run {problem}: {reason}")
+            shape = f"{problem.m}x{problem.n}x{problem.k} in {problem.dtype}"
+            raise ArgumentError(f"backend={config.kernel!r} cannot run {shape}: {reason}")
 
     def refuse(self, error: DeviceError) -> None:
         """Go on without them, as one failed."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smkern.errors import ArgumentError
+from smkern.ops import checks
 from smkern.ops.annotated import checked
+from smkern.ops.fp8.explain import explain_scaled
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Explanation
-from smkern.ops.gemm.explain import explain_product, largest_workspace
+from smkern.ops.gemm.explain import check_sizes, explain_product, largest_workspace
 from smkern.ops.swiglu.operator import EPILOGUE
-from smkern.tuning.config import Budget, Confinement
+from smkern.tuning.config import Budget, Confinement, Epilogue
+from smkern.tuning.fp8 import Scales
+from smkern.tuning.fp8_rows import OutScale
 
 if TYPE_CHECKING:
     from smkern.partition import Partition
@@ -24,6 +29,8 @@ def explain_gemm_swiglu(
     k: int,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    scales: Scales = "row",
+    out_scale: OutScale | None = None,
     aligned: bool = True,
     batch_invariant: bool = False,
     backend: str | None = None,
@@ -41,7 +48,11 @@ def explain_gemm_swiglu(
         m: Rows of a.
         inner: I, half the rows of w_gate_up.
         k: Columns of both.
-        dtype: torch.bfloat16 or torch.float16.
+        dtype: torch.bfloat16 or torch.float16, or torch.float8_e4m3fn with scales: then it is the
+            product of gate and up that is explained, but where one kernel does all.
+        scales: Of e4m3, as in `smkern.explain_gemm`.
+        out_scale: Of e4m3, what shares a scale of the results, "token" or "block" as in
+            `smkern.quantize`. None: results are not quantized.
         aligned: Whether all addresses and row pitches are multiples of 16 bytes.
         batch_invariant: As in `smkern.gemm_swiglu`.
         backend: As in `smkern.gemm_swiglu`.
@@ -64,11 +75,19 @@ def explain_gemm_swiglu(
         True
     """
     check_choices(None, backend)
-    return explain_product(
-        {"m": m, "inner": inner, "k": k}, EPILOGUE, dtype=dtype, aligned=aligned,
-        batch_invariant=batch_invariant, backend=backend, num_sms=num_sms, confined=confined,
-        clusters=clusters, partition=partition, device=device,
-    )  # fmt: skip
+    sizes = {"m": m, "inner": inner, "k": k}
+    given: dict[str, Any] = {
+        "aligned": aligned, "batch_invariant": batch_invariant, "backend": backend,
+        "num_sms": num_sms, "confined": confined, "clusters": clusters, "partition": partition,
+        "device": device,
+    }  # fmt: skip
+    if dtype is checks.FP8:
+        check_sizes(sizes)
+        product = sizes | {"inner": 2 * inner}
+        return explain_scaled(product, Epilogue(), scales=scales, out_scale=out_scale, **given)
+    if out_scale is not None:
+        raise ArgumentError(f"out_scale={out_scale!r} of {dtype}: only e4m3's results have scales")
+    return explain_product(sizes, EPILOGUE, dtype=dtype, **given)
 
 
 @checked
@@ -78,6 +97,8 @@ def gemm_swiglu_workspace_bytes(
     k: int,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    scales: Scales = "row",
+    out_scale: OutScale | None = None,
     batch_invariant: bool = False,
     backend: str | None = None,
     num_sms: int | None = None,
@@ -94,6 +115,6 @@ def gemm_swiglu_workspace_bytes(
         True
     """
     return largest_workspace(backend, lambda aligned: explain_gemm_swiglu(
-        m, inner, k, dtype=dtype, aligned=aligned, batch_invariant=batch_invariant,
-        backend=backend, num_sms=num_sms, device=device,
+        m, inner, k, dtype=dtype, scales=scales, out_scale=out_scale, aligned=aligned,
+        batch_invariant=batch_invariant, backend=backend, num_sms=num_sms, device=device,
     ))  # fmt: skip

@@ -115,10 +115,9 @@ def gemm_swiglu(
             blocks, where many rows are multiplied on sm_90, it is one kernel.
         gate_up: With `out_scale`, [M, 2 * I] in bf16 or fp16, contiguous: to what gate and up are
             rounded, and memory for them where they take any. None: bf16, and memory of the call's.
-        workspace: Device memory of `gemm_swiglu_workspace_bytes` bytes, with scales of
-            `gemm_workspace_bytes` for N = 2 * I, contiguous, zeroed before its first use; two
-            launches that may overlap must not share it. None: the stream's own, or in a capture
-            the graph's own.
+        workspace: Device memory of `gemm_swiglu_workspace_bytes` bytes, contiguous, zeroed before
+            its first use; two launches that may overlap must not share it. None: the stream's own,
+            or in a capture the graph's own.
         batch_invariant: A row's bits depend on that row alone, not on M nor the budget (CPU tensors
             are computed a row at a time for it).
         backend: None (tuned table, else cost model), "own" (fused, by our kernels), "model" (no
