@@ -61,8 +61,8 @@ FEWER_TOKENS = 2048
 """New tokens of an iteration of DuetServe, beside the paper's 8192."""
 BATCHES = ("static_split", "temporal", "drift", "muxwise")
 """Policies whose batches of prompts have so many tokens, as they are set, whatever the model."""
-SATURATING = {"qwen3-30b-a3b": 4096}
-"""Tokens of a batch that prompts run at full rate with, where the default's are too few."""
+SATURATING = {"qwen3-30b-a3b": 4096, "qwen3-8b-fp8": 4096}
+"""Tokens of a batch that `Adaptive` takes where those of the others by default are fewer."""
 CHUNKS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 SPLITS = (16, 20, 24, 32, 40, 48, 64)
 

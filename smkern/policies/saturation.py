@@ -1,4 +1,4 @@
-"""From how many tokens on more prompts in a batch are computed no faster."""
+"""How many tokens a batch of prompts needs to be computed fast, and what a time has room for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from smkern.latency.predictor import Predictor
 FEWEST, MOST = 128, 8192
 NEARLY = 0.95
 """Of twice the time for twice the tokens."""
+PROMPT = 1024
+"""Tokens of each of the prompts that a time has room for."""
 
 
 class Saturation:
@@ -20,6 +22,7 @@ class Saturation:
         self._predictor = predictor
         self._tokens: dict[tuple[int, int], int] = {}
         self._token_us: dict[tuple[int, int], float] = {}
+        self._within: dict[tuple[float, int, int], int] = {}
 
     def tokens(self, num_layers: int, num_sms: int) -> int:
         """The fewest tokens, a power of two, of which twice as many take twice as long."""
@@ -36,6 +39,22 @@ class Saturation:
         """Time of a token in a batch of so many."""
         self.tokens(num_layers, num_sms)
         return self._token_us[num_layers, num_sms]
+
+    def tokens_within(self, us: float, num_layers: int, num_sms: int) -> int:
+        """The most tokens, a power of two, whose prompts of 1,024 tokens take no longer than `us`,
+        or 1,024."""
+        key = us, num_layers, num_sms
+        if key not in self._within:
+            count, chunk = 1, Chunk(PROMPT)
+
+            def fits(prompts: int) -> bool:
+                size = Size((chunk,) * prompts, num_layers, num_layers)
+                return self._predictor.alone_us(size, num_sms) <= us
+
+            while count * PROMPT < MOST and fits(2 * count):
+                count *= 2
+            self._within[key] = count * PROMPT
+        return self._within[key]
 
     def _us(self, tokens: int, key: tuple[int, int]) -> float:
         layers, num_sms = key

@@ -215,6 +215,20 @@ def test_prompts_take_all_where_nothing_decodes() -> None:
     assert (decision.rung, decision.prefill, decision.layers) == (None, (0,), 0)
 
 
+@pytest.mark.parametrize(
+    ("token_us", "tokens"), [(40.0, 2048), (25.0, 2048), (15.6, 4096), (7.8, 8192), (1.0, 8192)]
+)
+def test_a_batch_has_what_the_device_computes_in_64_ms(token_us: float, tokens: int) -> None:
+    class Prompts(Shares):
+        def alone_us(self, size: Size, num_sms: int) -> float:
+            return super().alone_us(size, num_sms) * token_us / 25.0
+
+    alone = moment(waiting=waiting(20_000))
+    assert Adaptive(Prompts(), tbt_slo_ms=15.0).decide(alone).chunk_tokens == tokens
+    asked = Adaptive(Prompts(), tbt_slo_ms=15.0, max_prefill_tokens=3000)
+    assert asked.decide(alone).chunk_tokens == 3000
+
+
 def test_it_needs_a_limit_and_a_predictor() -> None:
     with pytest.raises(ArgumentError, match="give both"):
         Adaptive(Shares())
