@@ -61,7 +61,7 @@ FEWER_TOKENS = 2048
 """New tokens of an iteration of DuetServe, beside the paper's 8192."""
 BATCHES = ("static_split", "temporal", "drift", "muxwise")
 """Policies whose batches of prompts have so many tokens, as they are set, whatever the model."""
-SATURATING = {"qwen3-30b-a3b": 4096, "qwen3-8b-fp8": 4096}
+LARGER_BATCHES = {"qwen3-30b-a3b": 4096, "qwen3-8b-fp8": 4096}
 """Tokens of a batch that `Adaptive` takes where those of the others by default are fewer."""
 CHUNKS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 SPLITS = (16, 20, 24, 32, 40, 48, 64)
@@ -149,8 +149,8 @@ def settings_of(
     found = [policy, *(f"{policy}:margin={margin}" for margin in MARGINS.get(policy, ()))]
     if policy == "static_split":
         found = [f"{policy}:{sms}" for sms in splits]
-    if policy in BATCHES and model in SATURATING:
-        found += [f"{spec}:max_prefill_tokens={SATURATING[model]}" for spec in found]
+    if policy in BATCHES and model in LARGER_BATCHES:
+        found += [f"{spec}:max_prefill_tokens={LARGER_BATCHES[model]}" for spec in found]
     if policy == "chunked":
         near = [x for x in CHUNKS if chunk is None or chunk / 2.1 <= x <= 4.2 * chunk]
         found += [f"{policy}:{size}" for size in near]

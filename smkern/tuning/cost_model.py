@@ -74,7 +74,7 @@ class Ceilings:
 
 
 class _Parts(NamedTuple):
-    """Times of a launch by resource, us, the share of split tiles, and how far two overlap."""
+    """Times of a launch by resource, us, the share of split tiles, and what `_shared` says."""
 
     busy_us: float
     dram_us: float
@@ -237,9 +237,9 @@ class Estimate:
         )
 
     def _shared(self, ctas: int) -> float:
-        """The share of a launch's CTAs that begin beside the one before, of hundreds of SMs.
+        """The part of a launch's CTAs that begins beside the one before, times hundreds of SMs.
 
-        0 where all of them do, or none: then their SMs are as even as those of a launch apart.
+        0 where all of them do, or none: then they have SMs as evenly as a launch apart.
         """
         room = self.ctas / ctas - 1
         return room * self._ceilings.budget.num_sms / 100 if room < 1 else 0.0
