@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +35,7 @@ def _source(
 
 
 def explain_scaled(
-    sizes: Mapping[str, int],
+    sizes: tuple[int, ...],
     epilogue: Epilogue,
     *,
     scales: Scales,
@@ -50,8 +49,9 @@ def explain_scaled(
     """The choice for a product of e4m3 with bf16 results, or for one of gate and up into e4m3.
 
     Args:
-        sizes: Rows of a, columns of out and of a, by name.
-        epilogue: What is done to the product.
+        sizes: Rows of a, columns of out and of a.
+        epilogue: What is done to the product; SwiGLU halves its columns, by a kernel of its own
+            but where one does all.
         scales: What each of them counts.
         out_scale: What shares one of the results, of SwiGLU into e4m3. None: they have none.
         aligned: Whether addresses and row pitches are multiples of 16 bytes.
@@ -61,7 +61,9 @@ def explain_scaled(
         place: As `smkern.ops.explain.dispatcher_and_budget` takes it.
     """
     dispatcher, budget = dispatcher_and_budget(device, fp8_dispatcher, offline_dispatcher, **place)
-    m, n, k = sizes.values()
+    m, n, k = sizes
+    if epilogue.swiglu:
+        n, epilogue = 2 * n, Epilogue()
     if scales == "block" and k % FP8_BLOCK:
         raise ArgumentError(f"k={k}: block scales want a multiple of {FP8_BLOCK}")
     whole = aligned and n % 8 == 0 and k % 16 == 0

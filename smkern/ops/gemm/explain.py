@@ -16,6 +16,7 @@ from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Dispatcher, Explanation, gemm_dispatcher, offline_dispatcher
 from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
 from smkern.tuning.fp8 import Scales
+from smkern.tuning.fp8_rows import OutScale
 from smkern.tuning.select import GEMM_FAMILY
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def explain_product(
     epilogue: Epilogue,
     *,
     dtype: torch.dtype,
+    scales: Scales,
+    out_scale: OutScale | None = None,
     aligned: bool,
     batch_invariant: bool,
     backend: str | None,
@@ -46,6 +49,14 @@ def explain_product(
     **place: Any,
 ) -> Explanation:
     """Which configuration a product takes; `sizes`: rows of a, columns of out and of a, by name."""
+    if dtype is checks.FP8:
+        check_sizes(sizes)
+        return fp8.explain_scaled(
+            tuple(sizes.values()), epilogue, scales=scales, out_scale=out_scale, aligned=aligned,
+            batch_invariant=batch_invariant, backend=backend, device=device, **place,
+        )  # fmt: skip
+    if out_scale is not None:
+        raise ArgumentError(f"out_scale={out_scale!r} of {dtype}: only e4m3's results have scales")
     dispatcher, budget = dispatcher_and_budget(device, gemm_dispatcher, _offline, **place)
     check_sizes(sizes)
     m, n, k = sizes.values()
@@ -122,17 +133,12 @@ def explain_gemm(
         True
     """
     check_choices(activation, backend)
-    sizes = {"m": m, "n": n, "k": k}
     epilogue = Epilogue(bias, residual, activation)  # type: ignore[arg-type]
-    given: dict[str, Any] = {
-        "aligned": aligned, "batch_invariant": batch_invariant, "backend": backend,
-        "num_sms": num_sms, "confined": confined, "clusters": clusters, "partition": partition,
-        "device": device,
-    }  # fmt: skip
-    if dtype is checks.FP8:
-        check_sizes(sizes)
-        return fp8.explain_scaled(sizes, epilogue, scales=scales, **given)
-    return explain_product(sizes, epilogue, dtype=dtype, **given)
+    return explain_product(
+        {"m": m, "n": n, "k": k}, epilogue, dtype=dtype, scales=scales, aligned=aligned,
+        batch_invariant=batch_invariant, backend=backend, num_sms=num_sms, confined=confined,
+        clusters=clusters, partition=partition, device=device,
+    )  # fmt: skip
 
 
 @checked

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from smkern.errors import ArgumentError
-from smkern.ops import checks
 from smkern.ops.annotated import checked
-from smkern.ops.fp8.explain import explain_scaled
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Explanation
-from smkern.ops.gemm.explain import check_sizes, explain_product, largest_workspace
+from smkern.ops.gemm.explain import explain_product, largest_workspace
 from smkern.ops.swiglu.operator import EPILOGUE
-from smkern.tuning.config import Budget, Confinement, Epilogue
+from smkern.tuning.config import Budget, Confinement
 from smkern.tuning.fp8 import Scales
 from smkern.tuning.fp8_rows import OutScale
 
@@ -75,19 +72,11 @@ def explain_gemm_swiglu(
         True
     """
     check_choices(None, backend)
-    sizes = {"m": m, "inner": inner, "k": k}
-    given: dict[str, Any] = {
-        "aligned": aligned, "batch_invariant": batch_invariant, "backend": backend,
-        "num_sms": num_sms, "confined": confined, "clusters": clusters, "partition": partition,
-        "device": device,
-    }  # fmt: skip
-    if dtype is checks.FP8:
-        check_sizes(sizes)
-        product = sizes | {"inner": 2 * inner}
-        return explain_scaled(product, Epilogue(), scales=scales, out_scale=out_scale, **given)
-    if out_scale is not None:
-        raise ArgumentError(f"out_scale={out_scale!r} of {dtype}: only e4m3's results have scales")
-    return explain_product(sizes, EPILOGUE, dtype=dtype, **given)
+    return explain_product(
+        {"m": m, "inner": inner, "k": k}, EPILOGUE, dtype=dtype, scales=scales,
+        out_scale=out_scale, aligned=aligned, batch_invariant=batch_invariant, backend=backend,
+        num_sms=num_sms, confined=confined, clusters=clusters, partition=partition, device=device,
+    )  # fmt: skip
 
 
 @checked
