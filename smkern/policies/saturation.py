@@ -13,9 +13,9 @@ PROMPT = 1024
 
 
 class Saturation:
-    """The knee of the time of a prompt over its tokens, by SM count; each is sought once.
+    """What batches of prompts take by their tokens, by SM count; each answer is sought once.
 
-    Source: Bullet Algorithm 1, line 12.
+    Source: the knee is of Bullet Algorithm 1, line 12.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -45,17 +45,13 @@ class Saturation:
         or 1,024."""
         key = us, num_layers, num_sms
         if key not in self._within:
-            count, chunk = 1, Chunk(PROMPT)
-
-            def fits(prompts: int) -> bool:
-                size = Size((chunk,) * prompts, num_layers, num_layers)
-                return self._predictor.alone_us(size, num_sms) <= us
-
-            while count * PROMPT < MOST and fits(2 * count):
-                count *= 2
-            self._within[key] = count * PROMPT
+            tokens = PROMPT
+            while tokens < MOST and self._us(2 * tokens, key[1:], 2 * tokens // PROMPT) <= us:
+                tokens *= 2
+            self._within[key] = tokens
         return self._within[key]
 
-    def _us(self, tokens: int, key: tuple[int, int]) -> float:
+    def _us(self, tokens: int, key: tuple[int, int], prompts: int = 1) -> float:
         layers, num_sms = key
-        return self._predictor.alone_us(Size((Chunk(tokens),), layers, layers), num_sms)
+        chunks = (Chunk(tokens // prompts),) * prompts
+        return self._predictor.alone_us(Size(chunks, layers, layers), num_sms)

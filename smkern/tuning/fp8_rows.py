@@ -11,9 +11,9 @@ from smkern.tuning.rows import VECTOR, WHOLE
 
 QuantOp = Literal["quantize", "quantize_by", "rms_norm", "add_rms_norm", "silu_and_mul"]
 Group = Literal["tensor", "token", "block", "weight_block"]
+"""What shares a scale."""
 OutScale = Literal["token", "block"]
 """What shares a scale of an operator's results."""
-"""What shares a scale."""
 
 MAX_CHUNK = 16384
 """Columns that a CTA holds: wider rows are read twice where they have one scale."""
