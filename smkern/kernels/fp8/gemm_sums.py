@@ -227,10 +227,16 @@ def sum_by_turns(
         )  # fmt: skip
     if SHARED:
         _share(ahead, shared)
-    for at in range(turned, steps):
+    paired = steps // 2 * 2
+    for _ in range(turned, paired, 2):
         sums, stage, phase, a_at, w_at = _take_turns(
             x_bufs, y_bufs, full, empty, stage, phase, sums, a_at, w_at, a_block_step, in_fours,
-            shared, at - turned, 1, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
+            shared, 0, 2, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
+        )  # fmt: skip
+    for _ in range(paired, steps):
+        sums, stage, phase, a_at, w_at = _take_turns(
+            x_bufs, y_bufs, full, empty, stage, phase, sums, a_at, w_at, a_block_step, in_fours,
+            shared, paired - turned, 1, PART, PARTS, BLOCK_Y, STAGES, BLOCKS, SWAP, MMA,
         )  # fmt: skip
     return sums[0], stage, phase
 
