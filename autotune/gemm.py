@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -21,14 +21,15 @@ from smkern.ops.gemm.dispatch import Dispatcher, gemm_dispatcher
 from smkern.profile import Profile, profile_for
 from smkern.tuning import constraints
 from smkern.tuning.cells import Tuned
-from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.cost_model import predict_us
 from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, Table
 
-SAME_WITHIN = 1.015
-"""Times so close are one: power and clocks move more than that between runs."""
+SAME_WITHIN = 1.02
+"""Times so close are one: power and clocks move more than that between runs. Of the tiles in it the
+larger ones read less, and stay ahead where prompts keep the device at its power limit."""
 SPLIT_MUST_GAIN = 1.04
 OTHERS_MUST_GAIN = 1.01
 """cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions. So
@@ -149,7 +150,7 @@ def _handicapped_us(item: Timed) -> float:
 
 
 def _likeliest(own: Sequence[GemmMeasurement]) -> GemmMeasurement:
-    """The fastest; among those within the measurement's noise of it, the likeliest to stay so.
+    """The fastest; of those within the measurement's noise of it the likeliest to stay so.
 
     A split K loop must gain more than that over the best whole one: partial sums cost L2 traffic
     and power, which weigh more on another day. Then the model's favourite.
@@ -165,11 +166,15 @@ def _likeliest(own: Sequence[GemmMeasurement]) -> GemmMeasurement:
 def best_cell(measurements: Sequence[GemmMeasurement]) -> Cell | None:
     """The cell that these measurements make; None where none of our kernels ran."""
     fine = [item for item in measurements if item.error is None]
-    others = constraints.LIBRARIES + constraints.OPTIONAL
-    own = [item for item in fine if item.config.kernel not in others]
+
+    def of(kernels: Collection[Kernel]) -> list[GemmMeasurement]:
+        return [item for item in fine if item.config.kernel in kernels]
+
+    own, extras = of(constraints.AVAILABLE), of(constraints.OPTIONAL)
     if not own:
         return None
-    return cell_of(_likeliest(own), [item for item in fine if item.config.kernel in others])
+    likeliest = [_likeliest(extras)] if extras else []
+    return cell_of(_likeliest(own), [*of(constraints.LIBRARIES), *likeliest])
 
 
 def cell_of(ours: Timed, others: Iterable[Timed]) -> Cell:

@@ -142,8 +142,9 @@ def test_a_cell_where_nothing_runs_is_no_cell(tuner, timed):
     assert best_cell(found) is None
 
 
-def measured(config, us, error=None):
-    return Measurement(GemmProblem(16, 128, 64), PLACE.budget, config, us, 0.01, 12.0, error)
+def measured(config, us, error=None, predicted_us=12.0):
+    problem = GemmProblem(16, 128, 64)
+    return Measurement(problem, PLACE.budget, config, us, 0.01, predicted_us, error)
 
 
 def test_the_library_must_win_clearly():
@@ -162,6 +163,14 @@ def test_a_kernel_of_an_extra_must_win_clearly_and_the_best_of_the_others_stays(
     cell = best_cell([measured(GOOD, 10.0), measured(extra, 8.0)])
     assert (cell.config, cell.us, cell.own, cell.own_us) == (extra, 8.0, GOOD, 10.0)
     assert best_cell([measured(extra, 8.0)]) is None
+
+
+@pytest.mark.parametrize(("us", "is_likely"), [(8.15, True), (8.17, False)])
+def test_of_an_extras_tiles_that_are_as_fast_the_model_chooses(us, is_likely):
+    """The smaller one reads more, which a device at its power limit pays for."""
+    small, large = (GemmConfig("cutlass", 64 * x, 160, 64, 4, 5) for x in (1, 2))
+    found = [measured(GOOD, 10.0), measured(small, 8.0), measured(large, us, predicted_us=11.0)]
+    assert best_cell(found).config == (large if is_likely else small)
 
 
 def test_swiglu_is_also_measured_unfused_and_as_the_plain_gemm_runs(profile, monkeypatch):

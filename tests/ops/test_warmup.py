@@ -204,7 +204,7 @@ def test_swiglu_unfused_brings_its_product_at_every_row_count():
         if dispatcher.select(GemmProblem(m, 24576, 4096, "bf16", gated), whole)
         .config.kernel == "unfused"
     ]  # fmt: skip
-    assert 200 in unfused  # beside a tuned M of 224 or so
+    assert 146 in unfused  # beside a tuned M of 160 or so
     for m in unfused:
         plain = GemmProblem(m, 24576, 4096)
         assert (m, gated, "unfused") in launched
