@@ -87,7 +87,7 @@ def test_another_h200_whose_forwards_are_graphs_is_told_from_the_table() -> None
 
 
 def test_gemms_are_priced_by_the_kernels_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 80 requests want tiles that Triton has not, less so on whole devices; of 64 none."""
+    """Steps of 80 requests want tiles that Triton has not, whole devices and other batches none."""
     steps = [(Size(batch=rows, total_kv=1000 * rows), at) for rows in (80, 64) for at in (32, 132)]
 
     def times(is_there: bool) -> list[float]:
@@ -98,8 +98,7 @@ def test_gemms_are_priced_by_the_kernels_that_are_here(monkeypatch: pytest.Monke
 
     ratio = [without / there for without, there in zip(times(False), times(True), strict=True)]
     assert 1.1 < ratio[0] < 1.4  # measured: 1.24
-    assert 1.03 < ratio[1] < 1.1
-    assert ratio[2:] == pytest.approx([1, 1], abs=0.03)
+    assert ratio[1:] == pytest.approx([1, 1, 1], abs=0.03)
 
 
 def test_gemms_of_another_model_are_its_own() -> None:

@@ -50,6 +50,7 @@ def test_where_nobody_tuned_it_need_only_be_as_good(there, rows, source, gain):
         (replace(PROBLEM, aligned=False), FOUND, (9, 0)),
         (replace(PROBLEM, dtype="fp32"), FOUND, (9, 0)),
         (PROBLEM, replace(FOUND, source="warmup"), (9, 0)),
+        (PROBLEM, replace(FOUND, source="library"), (9, 0)),
         (PROBLEM, FOUND, (8, 0)),
         (PROBLEM, FOUND, (10, 0)),
     ],

@@ -47,9 +47,11 @@ class Extras:
         """`found`, or the best of these if it is faster by the model, clearly so where something
         was tuned.
 
-        What was measured at warmup, or must be the same for every M, stays.
+        What was measured at warmup, or must be the same for every M, stays; and cuBLASLt, whose
+        time the model does not know: it won 42 of 98 cells of 65 to 999 plain rows of all of an
+        H200, in 39 of which one of these is told faster than our own.
         """
-        fixed = found.source == "warmup" or problem.batch_invariant
+        fixed = found.source in ("warmup", "library") or problem.batch_invariant
         runs = may_serve_extras(problem, self.profile.info.capability)
         if fixed or not runs or not self.kernels or not cute.is_there():
             return found
