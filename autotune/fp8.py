@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from smkern.autotune.family import MeasuredFamily, Tasks
-from smkern.autotune.gemm import cell_of
+from smkern.autotune.gemm import cell_of, likeliest
 from smkern.autotune.measure import Tuner, best_cell
 from smkern.autotune.raw import Measurement
 from smkern.device import Budget
@@ -154,7 +154,7 @@ def best(measured: Sequence[Measurement[ScaledProblem, GemmConfig]]) -> Cell | N
     """The fastest, CUTLASS's only if clearly, and the fastest that needs no extra."""
     others = [x for x in measured if x.config.kernel in OPTIONAL and x.error is None]
     ours = best_cell([x for x in measured if x.config.kernel not in OPTIONAL])
-    return None if ours is None else cell_of(ours, others)
+    return None if ours is None else cell_of(ours, likeliest(others))
 
 
 def case_of(m: int, n: int, k: int, kind: Kind) -> ScaledCase:

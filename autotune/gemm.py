@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ does SwiGLU unfused: it costs a second launch, the host's time and memory. And C
 everywhere."""
 KERNELS = constraints.AVAILABLE + constraints.OPTIONAL
 Timed = Measurement[Any, GemmConfig] | Tuned[GemmConfig]
+M = TypeVar("M", bound=Measurement[Any, GemmConfig])
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -149,18 +150,21 @@ def _handicapped_us(item: Timed) -> float:
     return item.us * (OTHERS_MUST_GAIN if item.config.kernel in others else 1)
 
 
-def _likeliest(own: Sequence[GemmMeasurement]) -> GemmMeasurement:
-    """The fastest; of those within the measurement's noise of it the likeliest to stay so.
+def likeliest(found: Sequence[M]) -> list[M]:
+    """The fastest, or of those within the measurement's noise of it the likeliest to stay so; of
+    none none.
 
     A split K loop must gain more than that over the best whole one: partial sums cost L2 traffic
     and power, which weigh more on another day. Then the model's favourite.
     """
-    whole = [item for item in own if item.config.split == 1]
-    fastest = min(item.us for item in own)
+    if not found:
+        return []
+    whole = [item for item in found if item.config.split == 1]
+    fastest = min(item.us for item in found)
     if whole and min(item.us for item in whole) <= SPLIT_MUST_GAIN * fastest:
-        own, fastest = whole, min(item.us for item in whole)
-    same = [item for item in own if item.us <= SAME_WITHIN * fastest]
-    return min(same, key=lambda item: (item.predicted_us, item.us))
+        found, fastest = whole, min(item.us for item in whole)
+    same = [item for item in found if item.us <= SAME_WITHIN * fastest]
+    return [min(same, key=lambda item: (item.predicted_us, item.us))]
 
 
 def best_cell(measurements: Sequence[GemmMeasurement]) -> Cell | None:
@@ -170,11 +174,8 @@ def best_cell(measurements: Sequence[GemmMeasurement]) -> Cell | None:
     def of(kernels: Collection[Kernel]) -> list[GemmMeasurement]:
         return [item for item in fine if item.config.kernel in kernels]
 
-    own, extras = of(constraints.AVAILABLE), of(constraints.OPTIONAL)
-    if not own:
-        return None
-    likeliest = [_likeliest(extras)] if extras else []
-    return cell_of(_likeliest(own), [*of(constraints.LIBRARIES), *likeliest])
+    own, extras = likeliest(of(constraints.AVAILABLE)), likeliest(of(constraints.OPTIONAL))
+    return cell_of(own[0], [*of(constraints.LIBRARIES), *extras]) if own else None
 
 
 def cell_of(ours: Timed, others: Iterable[Timed]) -> Cell:
