@@ -7,10 +7,12 @@ from collections import Counter
 import torch
 
 from smkern.autotune import fp8
+from smkern.autotune.raw import Measurement
 from smkern.device import Budget
 from smkern.ops.fp8.dispatch import offline_dispatcher
 from smkern.ops.reference.fp8 import dequantize
 from smkern.profile import load_profile
+from smkern.tuning.config import GemmConfig
 from smkern.tuning.fp8 import ScaledProblem, choose
 
 H200 = load_profile("h200")
@@ -40,3 +42,14 @@ def test_rows_of_a_shape_share_their_operands(monkeypatch):
     assert torch.allclose(many, dequantize(a, scale) @ dequantize(*tuner.w[0]).T)
     tuner.poison(small)
     assert tuner.results(small)[0].isnan().all()
+
+
+def test_of_cutlass_tiles_that_are_as_fast_the_model_chooses():
+    ours = GemmConfig("ws", 128, 128, 64, 8, 6)
+    small, large = (GemmConfig("cutlass", 64, 128 * x, 64, 4 * x, 5) for x in (1, 2))
+    problem = ScaledProblem(4096, 6144, 4096, scales="block")
+    times = {ours: (100.0, 100.0), small: (90.0, 95.0), large: (91.0, 92.0)}
+    found = [Measurement(problem, BUDGET, x, us, 0.0, told) for x, (us, told) in times.items()]
+    cell = fp8.best(found)
+    assert cell is not None
+    assert (cell.config, cell.us, cell.own) == (large, 91.0, ours)
