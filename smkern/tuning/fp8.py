@@ -19,7 +19,6 @@ from smkern.errors import ArgumentError
 from smkern.tuning import candidates, constraints, cost_model, fp8_cutlass
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, load_constants
-from smkern.tuning.cost_variant import CUTLASS_TIME
 from smkern.tuning.grouped import GroupedConfig
 from smkern.tuning.select import INVARIANT_BUDGETS, INVARIANT_ROWS, Nominal
 
@@ -322,7 +321,7 @@ def ranked(
 def _over_twin(problem: ScaledProblem, config: GemmConfig, share: float) -> float:
     """Time of a product over its twin's, on a share of the device's SMs."""
     if config.kernel == "cutlass":
-        return fp8_cutlass.over_twin(problem.blocks, config) / CUTLASS_TIME
+        return fp8_cutlass.over_twin(problem.blocks, config)
     if problem.m > COLUMNS[-1]:
         return CROWDED if config.ctas_per_sm > 1 or is_wide(config) else 1.0
     tile = config.block_m, config.block_n, config.swap, config.ctas_per_sm

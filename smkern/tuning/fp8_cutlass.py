@@ -11,6 +11,7 @@ from math import gcd
 
 from smkern.tuning import constraints
 from smkern.tuning.config import GemmConfig
+from smkern.tuning.cost_variant import CUTLASS_TIME
 
 ROWS = 64
 FEWEST_ROWS = 16
@@ -53,7 +54,8 @@ def over_twin(blocks: bool, config: GemmConfig) -> float:
     by rows, and by blocks 1.017, without `CHOOSING` 1.022.
     """
     columns = config.block_n * 4 // config.num_warps
-    return 1 + CHOOSING / alike(columns) if blocks else 1.0
+    longer = 1 + CHOOSING / alike(columns) if blocks else 1.0
+    return longer / CUTLASS_TIME
 
 
 def pays(m: int) -> bool:

@@ -103,7 +103,7 @@ def is_librarys(
     whole = budget.num_sms == profile.info.num_sms and not problem.batch_invariant
     if not whole or problem.m <= OWN_ROWS:
         return False
-    if tables is not None and CellKey.of(problem, budget) in tables.cells:
+    if tables is not None and tables.has(problem, budget):
         return False
     return constraints.is_legal(problem, constraints.CUBLASLT, budget, profile.info.capability)
 

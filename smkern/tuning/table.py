@@ -141,6 +141,10 @@ class Table:
             if found:
                 return
 
+    def has(self, problem: GemmProblem, budget: Budget) -> bool:
+        """Whether these very rows were tuned."""
+        return CellKey.of(problem, budget) in self.cells
+
     def lookup(
         self,
         problem: GemmProblem,

@@ -21,6 +21,7 @@ from smkern.ops.swiglu.operator import GEMM_SWIGLU, Swiglu
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.constraints import COUNTER_BYTES
+from smkern.tuning.table import CellKey
 from tests import gpus
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -67,6 +68,9 @@ class FakeTable:
 
     def neighbours(self, problem: Any, budget: Any) -> tuple[()]:
         return ()
+
+    def has(self, problem: Any, budget: Any) -> bool:
+        return CellKey.of(problem, budget) in self.cells
 
     def library_us(self, problem, budget, config) -> float | None:
         return None

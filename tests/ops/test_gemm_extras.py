@@ -39,7 +39,7 @@ def test_where_nobody_tuned_it_need_only_be_as_good(there, rows, source, gain):
     found = replace(FOUND, source=source)
     for by, chosen in ((1.005, True), (0.995, False)):
         best = replace(BEST, predicted_us=found.predicted_us / (gain * by))
-        got = Extras(load_profile()).faster(problem, BUDGET, found, lambda kernels, x=best: x)
+        got = Extras(load_profile()).faster(problem, found, lambda kernels, x=best: x)
         assert got is (best if chosen else found)
 
 
@@ -61,11 +61,11 @@ def test_where_it_cannot_run_or_must_not_the_choice_stays(there, problem, found,
 
     profile = load_profile()
     there = replace(profile, info=replace(profile.info, capability=capability))
-    assert Extras(there).faster(problem, BUDGET, found, asked) is found
+    assert Extras(there).faster(problem, found, asked) is found
 
 
 def test_without_the_package_and_cubins_the_model_is_not_asked():
-    assert Extras(load_profile()).faster(PROBLEM, BUDGET, FOUND, lambda kernels: 1 / 0) is FOUND
+    assert Extras(load_profile()).faster(PROBLEM, FOUND, lambda kernels: 1 / 0) is FOUND
 
 
 def h200(tables: Table | None = None) -> Dispatcher:
@@ -103,6 +103,14 @@ def test_a_tuned_cell_falls_back_to_the_best_of_the_others(monkeypatch, tmp_path
     assert h200(dispatcher.tables).select(PROBLEM, BUDGET, "own").config == WS
     invariant = replace(PROBLEM, batch_invariant=True)
     assert h200(dispatcher.tables).select(invariant, BUDGET).config == WS
+
+
+def test_a_cell_of_these_very_rows_stays_and_other_rows_give_way(there):
+    """By the model 80 x 128 takes 0.6 of the time of 128 x 128."""
+    cell = Cell(WS, 210.0, WS, 210.0)
+    dispatcher = h200(Table({}, {CellKey.of(PROBLEM, BUDGET): cell}))
+    assert dispatcher.select(PROBLEM, BUDGET).config == WS
+    assert dispatcher.select(replace(PROBLEM, m=76), BUDGET).config.kernel == "cutlass"
 
 
 def test_a_plain_cells_kernel_must_be_there_with_the_epilogue_too(monkeypatch, tmp_path):

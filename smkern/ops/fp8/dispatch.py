@@ -71,7 +71,7 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
 
         us = predict_us(problem, config, budget, self.profile)
         found = Selection(config, "table" if is_tuned else "model", us)
-        return self._extras.faster(problem, budget, found, best).config
+        return self._extras.faster(problem, found, best).config
 
     def predicted_us(self, problem: ScaledProblem, budget: Budget) -> float:
         """The model's time of a problem by what serves it, us; of cuBLASLt's by our own kernels."""

@@ -18,7 +18,7 @@ from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
 from smkern.tuning.select import Selection, is_librarys, rank, select_gemm, select_near
-from smkern.tuning.table import CellKey, never
+from smkern.tuning.table import never
 
 if TYPE_CHECKING:
     from smkern.kernels.cublaslt import CublasLt
@@ -96,15 +96,12 @@ class Dispatcher:
         found = self._selections.get(key)
         if found is None:
             found = self._select(problem, budget, backend)
-            if backend is None and not self._is_tuned(problem, budget):
+            is_tuned = self.tables is not None and self.tables.has(problem, budget)
+            if backend is None and not is_tuned:
                 best_of = partial(self._modelled, problem, budget)
-                found = self._extras.faster(problem, budget, found, best_of)
+                found = self._extras.faster(problem, found, best_of)
             keep(self._selections, key, found)
         return found
-
-    def _is_tuned(self, problem: GemmProblem, budget: Budget) -> bool:
-        """Whether these very rows have a cell."""
-        return self.tables is not None and CellKey.of(problem, budget) in self.tables.cells
 
     def close_choices(self, problem: GemmProblem, budget: Budget) -> tuple[GemmConfig, ...]:
         """What the model chose, then the best of other tiles that it holds for about as fast.

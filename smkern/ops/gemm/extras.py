@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.kernels.cute import compile as cute
-from smkern.tuning.config import Budget, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.config import GemmConfig, GemmProblem, Kernel
 from smkern.tuning.constraints import OPTIONAL, may_serve_extras
 from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.select import Selection
@@ -40,7 +40,6 @@ class Extras:
     def faster(
         self,
         problem: Product,
-        budget: Budget,
         found: Selection,
         best_of: Callable[[tuple[Kernel, ...]], Selection],
     ) -> Selection:
