@@ -139,6 +139,8 @@ _FP8_PLANS = (
 )
 MORE_PLANS = (
     ModelPlan("llama-3.1-8b", (1, 64), 8192),
+    ModelPlan("mistral-nemo", (1, 64), 8192),
+    ModelPlan("qwen2.5-7b", (1, 64), 8192),
     ModelPlan("qwen3-14b", (1, 64), 8192),
     ModelPlan("qwen3-30b-a3b", (1, 64), 8192),
     *_FP8_PLANS,
