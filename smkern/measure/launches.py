@@ -23,7 +23,7 @@ from smkern.runtime.model.prefill import PrefillBuffers, prompt_activations
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
 
-GRAPH_LIMIT_BYTES = 16 << 30
+GRAPH_LIMIT_BYTES = 8 << 30
 GROUP_LAUNCHES = 160
 """Kernels of a group of prompts' layers, about: with several groups queued the host never waits for
 room in a stream's queue, which holds some thousand."""
@@ -125,8 +125,13 @@ class ModelLaunches:
         return Work("decode", launch, size, 2)
 
     def capture(self, place: Place, lengths: Sequence[int]) -> None:
-        """Capture the graph of a decode step at a place, if it is not there; waits."""
+        """Capture the graph of a decode step at a place, if it is not there; waits.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for it.
+        """
         self.graphs.capture([place], [len(lengths)], [max(lengths)])
+        self._check_captured()
 
     def prompts(self, chunks: Sequence[Chunk], layers: int | None = None) -> list[Work]:
         """A batch of prompts, by groups of layers.
@@ -192,11 +197,13 @@ class ModelLaunches:
 
         Raises:
             ArgumentError: more than there is room for.
+            torch.OutOfMemoryError: there is no memory for its graph.
         """
         set_lengths = self._seat(lengths)
         counts, ends = self._seat_chunks(chunks)
         rows, longest = sum(counts) + len(lengths), max([*ends, *lengths])
         self.graphs.capture_mixed([rows], [longest])
+        self._check_captured()
         graph = self.graphs.mixed(rows, longest)
         token_ids = self._token_ids[: sum(counts)].tolist()
         self.device.synchronize()
@@ -217,10 +224,16 @@ class ModelLaunches:
         return self._pool.num_pages * self._pool.page_size
 
     def close(self) -> None:
-        """Wait for all that was launched, and destroy the graphs."""
+        """Wait for all that was launched, and destroy the graphs; what is launched then has new
+        ones."""
         self.device.synchronize()
         self._drop_prompt_graph()
         self.graphs.close()
+
+    def _check_captured(self) -> None:
+        """Without its graph a launch would be timed by what launching takes the host."""
+        if self.graphs.refused:
+            raise torch.OutOfMemoryError(self.graphs.refused.popitem()[1])
 
     def _drop_prompt_graph(self) -> None:
         if self._prompt_graph is not None:

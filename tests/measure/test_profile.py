@@ -122,6 +122,35 @@ def test_what_there_is_no_room_for_is_skipped(launches: ModelLaunches, tmp_path:
     assert "128 pages, the pool has 64" in why
 
 
+def test_a_cell_without_memory_is_timed_without_the_graphs_before(launches, tmp_path) -> None:
+    file = ProfileFile(tmp_path / "p.jsonl")
+    file.resume(META)
+    profiler = Profiler(launches, file, patience=0)
+    capture, made = launches.graphs.capture, []
+
+    def refuses(places, batches, contexts) -> int:
+        """There is room for one graph; what is refused once is remembered."""
+        key = launches.graphs.key(places[0], batches[0], contexts[0])
+        if made:
+            launches.graphs.refused[key] = "out of memory"
+            return 0
+        made.append(key)
+        return capture(places, batches, contexts)
+
+    destroy = launches.graphs.close
+    with (
+        patch.object(launches.graphs, "capture", refuses),
+        patch.object(launches.graphs, "close", lambda: (destroy(), made.clear())),
+    ):
+        cells = [CELLS["decode"], Cell(32, (5, 6)), CELLS["pair"]]
+        assert profiler.run(cells, 60.0) == 3
+        assert not profiler.skipped
+        with patch.object(launches.graphs, "close", destroy):  # whose memory does not come back
+            assert profiler.run([CELLS["decode"]], 60.0) == 0
+    assert list(profiler.skipped.values()) == ["OutOfMemoryError: out of memory"]
+    assert profiler.run([CELLS["decode"]], 60.0) == 1
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -237,10 +237,12 @@ class GraphCache:
         return sum(self._capture(key, place) for key, place in missed.items())
 
     def close(self) -> None:
-        """Destroy all graphs; their last launches must be over. Closing twice is fine."""
+        """Destroy all graphs; their last launches must be over. Closing twice is fine, and so is
+        capturing anew."""
         for held in self._graphs.values():
             held.graph.close()
         self._graphs.clear()
+        self.refused.clear()
         self._eager.clear()
         self._forget_choices()
 

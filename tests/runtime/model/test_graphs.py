@@ -187,6 +187,8 @@ def test_no_memory_at_capture_is_reported_and_served_otherwise(error: Exception)
     assert cache.run(RUNG, 32, 1) == (GraphKey(32, 32, 2048), False)
     cache.full = None
     assert cache.capture_missed() == 0
+    cache.close()
+    assert cache.capture([RUNG], [8], [2048]) == 1
 
 
 def test_another_error_at_capture_is_raised():
