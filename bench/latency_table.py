@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -9,9 +10,14 @@ import click
 from smkern.bench.results import FOLDER
 from smkern.device import gpu_folder
 from smkern.errors import TableError
-from smkern.latency.profile_file import REMEDY, read_profile
+from smkern.kernels.cute import compile as cute
+from smkern.latency.model_gemms import gemm_times
+from smkern.latency.profile_file import REMEDY, ProfileFile, read_profile
 from smkern.latency.profile_table import timings_of
+from smkern.latency.stamp import kernels_hash
 from smkern.latency.table import latency_file
+from smkern.models import preset
+from smkern.profile import load_profile
 from smkern.tuning.cells import PROVENANCE
 
 KEPT = (*PROVENANCE, "model", "sizes", "kernels")
@@ -41,6 +47,33 @@ def write_table(path: Path, folder: Path) -> Path:
     return table
 
 
+def renew(path: Path) -> None:
+    """Give a profile today's stamp, and what today's tables and cost model say of its GEMMs.
+
+    A predictor's times are factors over these, and `smkern serve` asks for those of today. For
+    profiles whose kernels are still those that are chosen, or as fast: the others are measured
+    again.
+
+    Raises:
+        TableError: no profile, or it was timed with CUTLASS's kernels and there are none here, or
+            the other way round.
+    """
+    profile = read_profile(path)
+    timed = bool(profile.meta.get("cutlass"))
+    if timed != cute.is_there():
+        raise TableError(
+            f"{path} was timed {'with' if timed else 'without'} CUTLASS's kernels: renew it where "
+            "the extra cutlass is as it was then"
+        )
+    gemms = gemm_times(preset(str(profile.meta["model"])), load_profile(gpu_folder(profile.gpu)))
+    today = {
+        "renewed": f"{datetime.now(UTC):%Y-%m-%d}",
+        "kernels": kernels_hash(profile.gpu, profile.sizes),
+        "gemms": gemms and gemms.to_json(),
+    }
+    ProfileFile(path).renew(today)
+
+
 def committed() -> list[Path]:
     """The profiles that the checkout has."""
     return sorted(FOLDER.glob("*/*.profile.jsonl"))
@@ -54,7 +87,14 @@ def committed() -> list[Path]:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of tables; a folder a GPU is made in it.",
 )
-def command(profiles: tuple[Path, ...], out: Path) -> None:
+@click.option(
+    "--renew",
+    "renews",
+    is_flag=True,
+    help="Before, give PROFILES the stamp and the GEMM times of today's tables: for those whose "
+    "kernels are still as fast.",
+)
+def command(profiles: tuple[Path, ...], out: Path, *, renews: bool) -> None:
     """Make the predictor's tables of PROFILES that `smkern profile` measured, a file a model.
 
     Without PROFILES, of those that the checkout has. The tables that smkern ships with lie in
@@ -65,4 +105,6 @@ def command(profiles: tuple[Path, ...], out: Path) -> None:
     if not files:
         raise click.UsageError(f"no profiles in {FOLDER}: name the files")
     for file in files:
+        if renews:
+            renew(file)
         click.echo(write_table(file, out))

@@ -99,6 +99,11 @@ def size_from_json(row: Mapping[str, Any]) -> Size:
     return replace(checked(Size, rest), chunks=chunks)
 
 
+def _head(meta: Mapping[str, Any]) -> str:
+    """The line of provenance."""
+    return json.dumps({"format": FORMAT, "version": VERSION, "meta": dict(meta)}) + "\n"
+
+
 class ProfileFile:
     """A profile on disk: a line of provenance, then one a measured launch.
 
@@ -139,8 +144,16 @@ class ProfileFile:
 
     def begin(self, meta: Mapping[str, Any]) -> None:
         """Begin the file anew with its provenance."""
-        head = {"format": FORMAT, "version": VERSION, "meta": dict(meta)}
-        write_whole(self.path, json.dumps(head) + "\n")
+        write_whole(self.path, _head(meta))
+
+    def renew(self, meta: Mapping[str, Any]) -> None:
+        """Change some of its provenance; what was measured stays as it is.
+
+        Raises:
+            TableError: no profile.
+        """
+        head, _, lines = read_whole(self.path).decode().partition("\n")
+        write_whole(self.path, _head(self._meta(head) | dict(meta)) + lines)
 
     def resume(self, meta: Mapping[str, Any]) -> list[Measured]:
         """What is there, of the same GPU, model and kernels; a line that was cut short is removed.

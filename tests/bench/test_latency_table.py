@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from smkern.bench import latency_table
 from smkern.bench.latency_table import command, committed, write_table
 from smkern.bench.results import FOLDER
+from smkern.kernels.cute import compile as cute
 from smkern.latency import TablePredictor
 from smkern.latency.accuracy import accuracy
+from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.profile_file import read_profile
 from smkern.latency.table import SHIPPED
 from smkern.latency.work import Chunk, Size
@@ -78,3 +81,30 @@ def test_command(tmp_path: Path) -> None:
     path.write_text("{}\n")
     failed = CliRunner().invoke(command, [str(path), "--out", str(tmp_path)])
     assert "its format is not" in str(failed.exception)
+
+
+def test_a_profile_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was timed stays; a predictor's factors are over today's times of GEMMs."""
+    path = beginning("qwen3-8b", 60, tmp_path / "p.jsonl")
+    before, lines = read_profile(path), path.read_text().partition("\n")[2]
+    times = GemmTimes.of([8, 132], lambda rows, num_sms: (1000.0 * rows - num_sms, 1.0))
+    monkeypatch.setattr(latency_table, "gemm_times", lambda config, profile: times)
+    monkeypatch.setattr(latency_table, "kernels_hash", lambda gpu, sizes: "today's")
+    monkeypatch.setattr(cute, "is_there", lambda: True)
+    words = ["--renew", "--out", str(tmp_path), str(path)]
+    assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
+    after = read_profile(path)
+    assert (after.gemms, after.meta["kernels"]) == (times, "today's")
+    assert after.meta["date"] == before.meta["date"]
+    assert "renewed" in after.meta
+    assert path.read_text().partition("\n")[2] == lines
+    with pytest.warns(UserWarning, match="today's"):
+        made = TablePredictor.read(tmp_path / "h200" / "qwen3-8b.json")
+    sample = next(x for x in after.fitted if not (x.size.chunks or x.beside_sms))
+    assert made.alone_us(sample.size, sample.num_sms) == pytest.approx(sample.us, rel=0.05)
+
+    kept = path.read_bytes()
+    monkeypatch.setattr(cute, "is_there", lambda: False)
+    failed = CliRunner().invoke(command, words)
+    assert "was timed with CUTLASS's kernels" in str(failed.exception)
+    assert path.read_bytes() == kept

@@ -45,6 +45,21 @@ def test_more_sms_are_as_fast_as_the_last_count(num_sms: int, like: int) -> None
     assert TIMES.us(64, 0, 1, num_sms) == 64 * 80.0 / like
 
 
+def test_no_rows_take_longer_than_more_rows() -> None:
+    """What cells and the model say of single rows may fall: those could be padded."""
+
+    def us(rows: int, num_sms: int) -> tuple[float, float]:
+        return (200.0, 30.0) if rows == 128 else (1.0 * rows, rows / 10)
+
+    times = GemmTimes.of([8], us)
+    assert [times.us(rows, 0, 1, 8) for rows in (112, 128, 144, 160)] == [112, 144, 144, 160]
+    assert times.us(0, 128, 0, 8) == pytest.approx(14.4)
+    old = TIMES.to_json()
+    old["layer_us"][0][1] = old["layer_us"][0][2] + 1  # of a file from before
+    found = GemmTimes.from_json(old)
+    assert found.layer_us[0][1] == found.layer_us[0][2] == TIMES.layer_us[0][2]
+
+
 def test_it_comes_back() -> None:
     assert GemmTimes.from_json(TIMES.to_json()) == TIMES
 

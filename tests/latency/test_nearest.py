@@ -14,11 +14,13 @@ from smkern.kernels.cute import compile as cute
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.accuracy import Accuracy, accuracy
 from smkern.latency.gemm_times import GemmTimes
+from smkern.latency.model_gemms import gemm_times
 from smkern.latency.profile_file import read_profile
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import shipped_path
 from smkern.models import ModelConfig, Quantization, preset
-from smkern.profile import Profile, load_profile, profile_for, scaled
+from smkern.profile import load_profile, profile_for, scaled
+from smkern.tuning.table import Table
 from tests import gpus
 
 pytestmark = pytest.mark.slow
@@ -46,37 +48,43 @@ def test_a_models_own_table_is_taken(gpu: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "alone", "beside"),
-    [
-        (load_profile(H100), 0.055, 0.08),  # measured ceilings, tuned tables
-        (scaled(gpus.H100, load_profile("h200")), 0.1, 0.1),  # nothing but its facts
-    ],
-    ids=["measured", "scaled"],
+    ("is_known", "alone", "beside"),
+    [(True, 0.055, 0.08), (False, 0.055, 0.075)],
+    ids=["measured ceilings, tuned tables", "its facts alone"],
 )
-def test_an_h100_is_told_from_an_h200(profile: Profile, alone: float, beside: float) -> None:
+def test_an_h100_is_told_from_an_h200(
+    is_known: bool, alone: float, beside: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Held-out launches of Qwen3-8B on an H100, whose attention was that of before, by an H200's
     table of it."""
-    held_out = read_profile(FOLDER / H100 / "qwen3-8b.profile.jsonl")
-    gemms = held_out.gemms if profile.source == "shipped" else None
+    there = read_profile(FOLDER / H100 / "qwen3-8b.profile.jsonl")
+    profile, gemms = load_profile(H100), there.gemms
+    if not is_known:
+        monkeypatch.setattr(cute, "is_there", lambda: False)
+        monkeypatch.setattr("smkern.latency.model_gemms.GEMM_FAMILY.load", lambda profile: Table())
+        sms = {n for x in there.held_out for n in (x.num_sms, x.beside_sms) if n}
+        profile = scaled(gpus.H100, load_profile("h200"))
+        gemms = gemm_times(preset("qwen3-8b"), profile, sms)
     table = TablePredictor.load("qwen3-8b", "h200")
-    found = accuracy(table.for_model(preset("qwen3-8b"), profile, gemms), held_out.held_out)
-    assert found.solo["all"].mean < alone < accuracy(table, held_out.held_out).solo["all"].mean
+    found = accuracy(table.for_model(preset("qwen3-8b"), profile, gemms), there.held_out)
+    assert found.solo["all"].mean < alone < accuracy(table, there.held_out).solo["all"].mean
     assert found.beside["decode"].mean < beside
 
 
 def test_another_h200_without_cutlass_is_told_from_the_table() -> None:
     """Held-out launches of Qwen3-8B there, whose table was timed with some of its kernels, and with
-    attention and products of later."""
+    attention and products of later; mixed forwards were launched one by one there."""
     there = read_profile(FOLDER / "h200" / "qwen3-8b.held_out.jsonl")
     table = TablePredictor.load("qwen3-8b", "h200")
-    as_timed = accuracy(table, there.held_out).solo["all"]
-    priced = accuracy(table.for_model(there.sizes, gemms=there.gemms), there.held_out).solo["all"]
-    assert priced.mean < 0.04 < 0.045 < as_timed.mean
-    assert priced.worst < 0.17 < 0.24 < as_timed.worst
+    as_timed = accuracy(table, there.held_out).solo
+    priced = accuracy(table.for_model(there.sizes, gemms=there.gemms), there.held_out).solo
+    for kind in ("decode", "prefill"):
+        assert priced[kind].mean < 0.04 < 0.045 < as_timed[kind].mean
+        assert priced[kind].worst < 0.17 < 0.2 < as_timed[kind].worst
 
 
-def test_another_h200_whose_forwards_are_graphs_is_told_from_the_table() -> None:
-    """Held-out launches of Qwen3-8B there; the table's forwards were launched one by one."""
+def test_another_h200_is_told_from_the_table() -> None:
+    """Held-out launches of Qwen3-8B there."""
     there = read_profile(FOLDER / "h200" / "qwen3-8b.graphs.held_out.jsonl")
     table = TablePredictor.load("qwen3-8b", "h200")
     found = accuracy(table.for_model(there.sizes, gemms=there.gemms), there.held_out)
@@ -84,6 +92,16 @@ def test_another_h200_whose_forwards_are_graphs_is_told_from_the_table() -> None
     assert found.solo["mixed"].worst < 0.11
     assert found.beside["all"].mean < 0.05
     assert found.beside["all"].worst < 0.15
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-7b", "mistral-nemo"])
+def test_models_that_nobody_tuned_or_profiled_are_told_from_8bs_table(model: str) -> None:
+    there = read_profile(FOLDER / "h200" / f"{model}.held_out.jsonl")
+    table = TablePredictor.load("qwen3-8b", "h200")
+    found = accuracy(table.for_model(preset(model), gemms=there.gemms), there.held_out)
+    assert found.solo["all"].mean < 0.04
+    assert found.solo["all"].worst < 0.16
+    assert found.beside["all"].mean < 0.055
 
 
 def test_gemms_are_priced_by_the_kernels_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +173,7 @@ def test_in_fp8_tables_in_fp8_say_more_than_ones_own_sizes_in_bf16() -> None:
     rooflines = errors("qwen3-14b", None)
     means = [x.solo["all"].mean for x in (found, plain, rooflines)]
     assert means[0] < 0.05
-    assert means[0] < 0.6 * means[1] < 0.4 * means[2]
+    assert means[0] < 0.7 * means[1] < 0.28 * means[2]
     assert found.beside["decode"].mean < min(0.06, plain.beside["decode"].mean)
 
 
