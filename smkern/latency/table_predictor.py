@@ -157,8 +157,8 @@ class TablePredictor:
         """For a model, or a GPU, without timings: its own rooflines, these times over them.
 
         Of launches of Qwen3-8B on an H100, told from an H200's by the H100's ceilings and times of
-        GEMMs, the mean was 4.9% off, of Qwen3-14B's on an H200 from 8B's 4.5, of 32B's 7.3. Of
-        Qwen3-8B's own on an H200 without CUTLASS's kernels, told from a table with some, 3.1.
+        GEMMs, the mean was 4.7% off, of Qwen3-14B's on an H200 from 8B's 5.0, of 32B's 6.0. Of
+        Qwen3-8B's own on an H200 without CUTLASS's kernels, told from a table with some, 3.9.
 
         Args:
             config: The model. Of the same sizes, on the same device, without `gemms`: this

@@ -90,7 +90,7 @@ def test_a_profile_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     times = GemmTimes.of([8, 132], lambda rows, num_sms: (1000.0 * rows - num_sms, 1.0))
     monkeypatch.setattr(latency_table, "gemm_times", lambda config, profile: times)
     monkeypatch.setattr(latency_table, "kernels_hash", lambda gpu, sizes: "today's")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    monkeypatch.setattr(cute, "absent", lambda: "")
     words = ["--renew", "--out", str(tmp_path), str(path)]
     assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
     after = read_profile(path)
@@ -104,7 +104,11 @@ def test_a_profile_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert made.alone_us(sample.size, sample.num_sms) == pytest.approx(sample.us, rel=0.05)
 
     kept = path.read_bytes()
-    monkeypatch.setattr(cute, "is_there", lambda: False)
+    monkeypatch.setattr(cute, "absent", lambda: "it is not installed")
     failed = CliRunner().invoke(command, words)
     assert "was timed with CUTLASS's kernels" in str(failed.exception)
     assert path.read_bytes() == kept
+    path.write_text(path.read_text().replace('"cutlass"', '"shears"'))
+    monkeypatch.setattr(cute, "is_there", lambda: True)  # some are kept
+    failed = CliRunner().invoke(command, words)
+    assert "was timed without CUTLASS's kernels" in str(failed.exception)
