@@ -26,7 +26,7 @@ def predictor_for(
     By the model's own table where one ships; else by the table of a model of these sizes, on the
     GPU most like this one, or by Qwen3-8B's, over this model's rooflines and times of GEMMs and
     this GPU's ceilings. For weights in fp8 tables in fp8 come first. That was 5% off in the mean
-    from an H200 to an H100, and from Qwen3-8B to 14B, 3.5 to Qwen2.5-7B, 3.7 to Mistral-Nemo; in
+    from an H200 to an H100, and from Qwen3-8B to 14B, 3.4 to Qwen2.5-7B, 3.5 to Mistral-Nemo; in
     fp8 5 to 6%.
 
     What serves, gives `sms`: then GEMMs are priced by the kernels and tables that are here. A table
