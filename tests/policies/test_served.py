@@ -62,5 +62,5 @@ def test_a_predictor_that_knows_no_neighbours_keeps_the_limit(rate_rps: float) -
     )
     kept = Report.of(knows, Slo(15.0)).tbt_kept or 0.0
     assert kept > 0.99
-    # twelve draws of 6 to 16 requests/s, by two chips' tables: 0 to 0.009 fewer
+    # twelve draws of 6 to 16 requests/s, by two chips' tables: at most 0.009 fewer
     assert (Report.of(knows_not, Slo(15.0)).tbt_kept or 0.0) > kept - 0.01
