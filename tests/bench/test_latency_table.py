@@ -10,13 +10,17 @@ from click.testing import CliRunner
 from smkern.bench import latency_table
 from smkern.bench.latency_table import command, committed, write_table
 from smkern.bench.results import FOLDER
+from smkern.device import gpu_folder
 from smkern.kernels.cute import compile as cute
 from smkern.latency import TablePredictor
 from smkern.latency.accuracy import accuracy
 from smkern.latency.gemm_times import GemmTimes
+from smkern.latency.model_gemms import gemm_times
 from smkern.latency.profile_file import read_profile
 from smkern.latency.table import SHIPPED
 from smkern.latency.work import Chunk, Size
+from smkern.models import preset
+from smkern.profile import load_profile
 
 
 def profile_of(model: str, gpu: str = "h200") -> Path:
@@ -29,6 +33,26 @@ def test_a_committed_profile_makes_the_shipped_table(profile: Path, tmp_path: Pa
     shipped = SHIPPED / made.relative_to(tmp_path)
     remedy = f"smkern bench latency-table {profile} --out {SHIPPED}"
     assert made.read_bytes() == shipped.read_bytes(), remedy
+
+
+@pytest.mark.parametrize("profile", committed(), ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_committed_profile_has_todays_times_of_gemms(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`smkern serve` multiplies a table's factors with today's."""
+    measured = read_profile(profile)
+    with_cutlass = bool(measured.meta.get("cutlass"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cute, "is_there", lambda: with_cutlass)
+    monkeypatch.setattr(cute, "absent", lambda: "" if with_cutlass else "it is not installed")
+    config, gpu = preset(str(measured.meta["model"])), load_profile(gpu_folder(measured.gpu))
+    today = gemm_times(config, gpu, [16, 132])
+    assert (today is None) is (measured.gemms is None)
+    for at, num_sms in enumerate(today.sms if today else ()):
+        index = measured.gemms.sms.index(num_sms)
+        remedy = f"smkern bench latency-table --renew {profile} --out {SHIPPED}"
+        assert today.layer_us[at] == pytest.approx(measured.gemms.layer_us[index], abs=0.1), remedy
+        assert today.head_us[at] == pytest.approx(measured.gemms.head_us[index], abs=0.1), remedy
 
 
 @pytest.mark.parametrize(
