@@ -21,6 +21,7 @@ from smkern.latency.table import SHIPPED
 from smkern.latency.work import Chunk, Size
 from smkern.models import preset
 from smkern.profile import load_profile
+from tests.extras import set_cutlass
 
 
 def profile_of(model: str, gpu: str = "h200") -> Path:
@@ -43,8 +44,7 @@ def test_a_committed_profile_has_todays_times_of_gemms(
     measured = read_profile(profile)
     with_cutlass = bool(measured.meta.get("cutlass"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cute, "is_there", lambda: with_cutlass)
-    monkeypatch.setattr(cute, "absent", lambda: "" if with_cutlass else "it is not installed")
+    set_cutlass(monkeypatch, with_cutlass)
     config, gpu = preset(str(measured.meta["model"])), load_profile(gpu_folder(measured.gpu))
     today = gemm_times(config, gpu, [16, 132])
     assert (today is None) is (measured.gemms is None)

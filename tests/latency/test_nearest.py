@@ -10,7 +10,6 @@ import pytest
 from smkern import predictor_for
 from smkern.bench.results import FOLDER
 from smkern.device import gpu_folder
-from smkern.kernels.cute import compile as cute
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.accuracy import Accuracy, accuracy
 from smkern.latency.gemm_times import GemmTimes
@@ -22,6 +21,7 @@ from smkern.models import ModelConfig, Quantization, preset
 from smkern.profile import load_profile, profile_for, scaled
 from smkern.tuning.table import Table
 from tests import gpus
+from tests.extras import set_cutlass
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,6 @@ def test_an_h100_is_told_from_an_h200(
     there = read_profile(FOLDER / H100 / "qwen3-8b.profile.jsonl")
     profile, gemms = load_profile(H100), there.gemms
     if not is_known:
-        monkeypatch.setattr(cute, "is_there", lambda: False)
         monkeypatch.setattr("smkern.latency.model_gemms.GEMM_FAMILY.load", lambda profile: Table())
         sms = {n for x in there.held_out for n in (x.num_sms, x.beside_sms) if n}
         profile = scaled(gpus.H100, load_profile("h200"))
@@ -109,8 +108,7 @@ def test_gemms_are_priced_by_the_kernels_that_are_here(monkeypatch: pytest.Monke
     steps = [(Size(batch=rows, total_kv=1000 * rows), at) for rows in (80, 64) for at in (32, 132)]
 
     def times(is_there: bool) -> list[float]:
-        monkeypatch.setattr(cute, "absent", lambda: "" if is_there else "it is not installed")
-        monkeypatch.setattr(cute, "is_there", lambda: is_there)
+        set_cutlass(monkeypatch, is_there)
         found = predictor_for("qwen3-8b", "h200", sms=(32, 132))
         return [found.alone_us(*step) for step in steps]
 

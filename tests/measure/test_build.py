@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from smkern.device import Budget
 from smkern.errors import DeviceError
-from smkern.kernels.cute import compile as cute
 from smkern.kernels.fp8.gemm_compile import variant_of as scaled_variant_of
 from smkern.kernels.gemm_variants import variant_of
 from smkern.latency.model_gemms import problems_of, scaled_problems_of
@@ -24,6 +23,7 @@ from smkern.tuning import fp8
 from smkern.tuning.config import Epilogue, GemmProblem
 from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.select import GEMM_FAMILY
+from tests.extras import set_cutlass
 
 
 def built(monkeypatch, *words: str):
@@ -51,8 +51,7 @@ def test_it_compiles_what_dispatch_takes(monkeypatch):
     """Rows are those of a step: 200 are served by what 208 take."""
     sizes = "--shapes", "28672x4096", "--ms", "72,200,1000", "--budgets", "16,60"
     wanted, _ = built(monkeypatch, *sizes)
-    monkeypatch.setattr(cute, "absent", lambda: "")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    set_cutlass(monkeypatch, True)
     dispatcher = offline_dispatcher(load_profile(), None)
     for m, num_sms in product((72, 200, 1000), (16, 60)):
         problem = GemmProblem(m, 28672, 4096)
@@ -63,8 +62,7 @@ def test_it_compiles_what_dispatch_takes(monkeypatch):
 @pytest.mark.parametrize("gpu", ["h200", "h100-80gb-hbm3"])
 def test_of_a_model_it_compiles_what_dispatch_takes_by_the_gpus_table(gpu, monkeypatch):
     monkeypatch.setattr(build_command, "ROWS", [96, 256])
-    monkeypatch.setattr(cute, "absent", lambda: "")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    set_cutlass(monkeypatch, True)
     wanted, _ = built(monkeypatch, "--model", "qwen3-8b", "--gpu", gpu)
     profile = load_profile(gpu)
     dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile))
@@ -79,8 +77,7 @@ def test_of_a_model_it_compiles_what_dispatch_takes_by_the_gpus_table(gpu, monke
 
 def test_of_a_model_in_fp8_it_compiles_the_products_of_e4m3_too(monkeypatch):
     monkeypatch.setattr(build_command, "ROWS", [16, 64, 512])
-    monkeypatch.setattr(cute, "absent", lambda: "")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    set_cutlass(monkeypatch, True)
     wanted, _ = built(monkeypatch, "--model", "qwen3-8b-fp8", "--gpu", "h200")
     profile = load_profile("h200")
     dispatcher = fp8_dispatch.offline_dispatcher(profile)

@@ -10,7 +10,7 @@ import torch
 
 import smkern
 from smkern.errors import ArgumentError
-from smkern.kernels.cute import compile as cute
+from tests.extras import set_cutlass
 from tests.ops.test_fp8 import E4M3, refused
 
 
@@ -58,8 +58,7 @@ def test_an_explanation_of_swiglu_is_of_the_product_or_of_the_one_kernel():
 
 
 def test_a_workspace_is_sized_for_every_kernel_that_can_be_asked_for(monkeypatch):
-    monkeypatch.setattr(cute, "absent", lambda: "")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    set_cutlass(monkeypatch, True)
     cut = {"batch_invariant": False, "num_sms": 16}
     for backend in ("own", "ws", "pointer", "cutlass"):
         plain = smkern.gemm_workspace_bytes(64, 24576, 4096, dtype=E4M3, backend=backend, **cut)

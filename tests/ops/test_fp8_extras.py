@@ -14,6 +14,7 @@ from smkern.tuning import fp8, fp8_cutlass
 from smkern.tuning.config import Budget, Epilogue
 from smkern.tuning.constraints import REGISTERS_PER_SM, ctas_fit, shared_bytes
 from smkern.tuning.fp8 import ScaledProblem
+from tests.extras import set_cutlass
 
 H200, H100 = load_profile("h200"), load_profile("h100-80gb-hbm3")
 NOBODYS = ScaledProblem(64, 10240, 5120)
@@ -22,14 +23,12 @@ NOBODYS = ScaledProblem(64, 10240, 5120)
 
 @pytest.fixture
 def there(monkeypatch) -> None:
-    monkeypatch.setattr(cute, "is_there", lambda: True)
-    monkeypatch.setattr(cute, "absent", lambda: "")
+    set_cutlass(monkeypatch, True)
 
 
 @pytest.fixture
 def lacking(monkeypatch) -> None:
-    monkeypatch.setattr(cute, "is_there", lambda: False)
-    monkeypatch.setattr(cute, "absent", lambda: "it is not installed")
+    set_cutlass(monkeypatch, False)
 
 
 def tuned(dispatcher: ScaledDispatcher, rows: range):

@@ -36,6 +36,7 @@ from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_grouped import ScaledGroupedProblem
 from smkern.tuning.fp8_table import ScaledKey, ScaledTable
 from smkern.tuning.table import Cell
+from tests.extras import set_cutlass
 from tests.ops.fake_layer import Launched
 from tests.ops.fp8_launches import (
     BUDGET,
@@ -86,8 +87,7 @@ def test_a_product_of_blocks(m, launched):
 
 
 def test_a_product_by_cutlass(launched, monkeypatch):
-    monkeypatch.setattr(cute, "absent", lambda: "")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    set_cutlass(monkeypatch, True)
     m, n, k = 50, 6144, 4096
     a, w = rows(m, k, k + 32), rows(n, k, k)
     a_scale, w_scale = torch.ones(m, 32), torch.ones(48, 32)
@@ -122,8 +122,7 @@ def test_cutlass_is_refused_by_name_where_it_cannot_run(problem, launched):
 
 def test_asked_for_by_name_it_is_never_another_kernel(monkeypatch):
     """Not by pointers as on sm_89, nor by the one that gates many rows."""
-    monkeypatch.setattr(cute, "absent", lambda: "")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    set_cutlass(monkeypatch, True)
     info = replace(H200.info, name="NVIDIA L40S", capability=(8, 9))
     older = ScaledDispatcher(-1, replace(H200, info=info), lambda: ScaledGemmKernels(89, 0))
     problem = ScaledProblem(64, 6144, 4096, kernel="cutlass")
@@ -142,8 +141,7 @@ def test_what_is_told_is_the_time_of_what_serves(monkeypatch):
     own = fp8.choose(replace(problem, kernel="own"), BUDGET, H200)
     monkeypatch.setattr(cute, "absent", lambda: "there is none")
     assert gemms().predicted_us(problem, BUDGET) == fp8.predict_us(problem, own, BUDGET, H200)
-    monkeypatch.setattr(cute, "absent", lambda: "")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    set_cutlass(monkeypatch, True)
     chosen = gemms().select(problem, BUDGET)
     assert chosen.kernel == "cutlass"
     assert gemms().predicted_us(problem, BUDGET) == fp8.predict_us(problem, chosen, BUDGET, H200)
@@ -155,8 +153,7 @@ def test_what_is_told_is_the_time_of_what_serves(monkeypatch):
 
 def test_a_kernel_of_cutlass_that_fails_gives_way(launched, monkeypatch):
     """It is tuned here, and compiles no more: own kernels serve from then on, of any rows."""
-    monkeypatch.setattr(cute, "absent", lambda: "")
-    monkeypatch.setattr(cute, "is_there", lambda: True)
+    set_cutlass(monkeypatch, True)
     a, w, one = rows(64, 4096, 4096), rows(6144, 4096, 4096), torch.ones(64)
     call, dispatcher = ScaledGemm(a, w, one, torch.ones(6144)), gemms()
     problem = ScaledProblem(64, 6144, 4096)
@@ -216,8 +213,7 @@ def test_a_capture_loads_nothing(launched):
 
 @pytest.mark.parametrize("extra", ["absent", "there"])
 def test_gate_and_up_of_many_rows_are_one_launch(extra, launched, monkeypatch):
-    monkeypatch.setattr(cute, "absent", lambda: "" if extra == "there" else "it is not installed")
-    monkeypatch.setattr(cute, "is_there", lambda: extra == "there")
+    set_cutlass(monkeypatch, extra == "there")
     m, width, k = 300, 1536, 4096
     a, w = rows(m, k, k + 32), rows(2 * width, k, k)
     scales, out_scale = torch.ones(24, 32), torch.ones(12, m).t()

@@ -16,6 +16,7 @@ from smkern.profile import load_profile
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.select import GEMM_FAMILY, Selection
 from smkern.tuning.table import Cell, CellKey, Table
+from tests.extras import set_cutlass
 
 WS = GemmConfig("ws", 128, 128, 64, 8, 4)
 CUTLASS = GemmConfig("cutlass", 80, 128, 64, 4, 8, swap=True)
@@ -25,8 +26,7 @@ FOUND, BEST = Selection(WS, "table", 210.0), Selection(CUTLASS, "model", 199.0)
 
 @pytest.fixture
 def there(monkeypatch) -> None:
-    monkeypatch.setattr(cute, "is_there", lambda: True)
-    monkeypatch.setattr(cute, "absent", lambda: "")
+    set_cutlass(monkeypatch, True)
 
 
 @pytest.mark.parametrize(
