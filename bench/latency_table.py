@@ -60,8 +60,9 @@ def renew(path: Path) -> None:
     """
     profile = read_profile(path)
     timed = bool(profile.meta.get("cutlass"))
-    # some kernels that are kept do not do: any tile may be chosen
-    if bool(cute.absent()) if timed else cute.is_there():
+    # any tile may be chosen: that some kernels are kept does not do
+    here = not cute.absent() if timed else cute.is_there()
+    if here != timed:
         raise TableError(
             f"{path} was timed {'with' if timed else 'without'} CUTLASS's kernels: renew it where "
             "the extra cutlass is as it was then"

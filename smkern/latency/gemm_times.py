@@ -35,14 +35,19 @@ class GemmTimes:
     layer_us: tuple[tuple[float, ...], ...]
     head_us: tuple[tuple[float, ...], ...]
 
+    def __post_init__(self) -> None:
+        for name in ("layer_us", "head_us"):
+            rows = getattr(self, name)
+            object.__setattr__(self, name, tuple(_rising(row) for row in rows))
+
     @classmethod
     def of(cls, sms: Sequence[int], us: Callable[[int, int], tuple[float, float]]) -> GemmTimes:
         """From us(rows, num_sms): of a layer, and of the head."""
         found = [[us(rows, num_sms) for rows in ROWS] for num_sms in sorted(sms)]
         return cls(
             tuple(sorted(sms)),
-            tuple(_rising([layer for layer, _ in row]) for row in found),
-            tuple(_rising([head for _, head in row[:NUM_HEAD_ROWS]]) for row in found),
+            tuple(tuple(layer for layer, _ in row) for row in found),
+            tuple(tuple(head for _, head in row[:NUM_HEAD_ROWS]) for row in found),
         )
 
     @classmethod
@@ -51,8 +56,8 @@ class GemmTimes:
         layer, head = values["layer_us"], values["head_us"]
         made = cls(
             tuple(int(n) for n in values["sms"]),
-            tuple(_rising([float(x) for x in row]) for row in layer),
-            tuple(_rising([float(x) for x in row]) for row in head),
+            tuple(tuple(float(x) for x in row) for row in layer),
+            tuple(tuple(float(x) for x in row) for row in head),
         )
         if not len(made.sms) == len(made.layer_us) == len(made.head_us) > 0:
             raise ValueError(f"GEMM times of {len(layer)} and {len(head)} counts of SMs")

@@ -17,6 +17,7 @@ from smkern.latency.sample import Sample
 from smkern.measure.busy import Steady, Turns, measure
 from smkern.measure.compiling import Forwards, compile_forwards
 from smkern.measure.launches import ModelLaunches
+from smkern.measure.partitions import trim_memory
 from smkern.measure.profile_plan import Cell
 from smkern.measure.sm_clock import Clock
 from smkern.models import ModelConfig
@@ -110,7 +111,7 @@ class Profiler:
         with suppress(torch.OutOfMemoryError):
             return self.cell(cell)
         self.launches.close()
-        torch.cuda.empty_cache()
+        trim_memory(0)
         return self.cell(cell)
 
     def cell(self, cell: Cell) -> list[Measured]:
