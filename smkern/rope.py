@@ -272,7 +272,7 @@ def _from_config(config: Any, interleaved: bool) -> Rope:
         found = config.get(name) if is_mapping else getattr(config, name, None)
         return default if found is None else found
 
-    parameters = get("rope_parameters") or get("rope_scaling") or {}
+    parameters = get("rope_scaling") or get("rope_parameters") or {}  # as transformers prefers them
     head_dim = get("head_dim")
     if head_dim is None:
         hidden, heads = get("hidden_size"), get("num_attention_heads")
@@ -283,6 +283,9 @@ def _from_config(config: Any, interleaved: bool) -> Rope:
         head_dim = hidden // heads
     partial = parameters.get("partial_rotary_factor") or get("partial_rotary_factor", 1.0)
     theta = parameters.get("rope_theta") or get("rope_theta", 10_000.0)
+    original = get("original_max_position_embeddings")
+    if original is not None:
+        parameters = {**parameters, "original_max_position_embeddings": original}
     scaling = _scaling(parameters, get("max_position_embeddings"))
     return Rope(int(head_dim * partial), float(theta), interleaved, scaling)
 

@@ -39,6 +39,11 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         rope = Rope.from_config({**hf, "head_dim": head_dim})
     except (ArgumentError, AttributeError, TypeError, ValueError, ArithmeticError) as reason:
         raise ConfigError(f"the rotary embedding cannot be served: {reason}") from None
+    if rope.rotary_dim != head_dim:
+        raise ConfigError(
+            f"partial_rotary_factor={rope.rotary_dim / max(head_dim, 1):g}: the heads of "
+            f"{architecture} rotate whole; remove it, or choose another model"
+        )
     num_layers = _need(hf, "num_hidden_layers")
     linears = _linears(num_layers, moe is not None)
     return {
@@ -124,8 +129,9 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
     # Mistral's files that do not say it mean transformers' default.
     windows = hf.get("sliding_window", 4096 if architecture == "mistral" else None)
     layers = [kind for kind in _names(hf, "layer_types") if kind != "full_attention"]
-    # Qwens have a sliding_window that use_sliding_window turns off.
-    used = bool(hf.get("use_sliding_window", not architecture.startswith("qwen")))
+    # Mistrals know no use_sliding_window; Qwens have a sliding_window that it turns off.
+    is_qwen = architecture.startswith("qwen")
+    used = architecture == "mistral" or bool(hf.get("use_sliding_window", not is_qwen))
     if layers or (windows is not None and used):
         raise ConfigError(
             f"sliding_window={windows!r} on {len(layers) or 'all'} layers: the decoder's layers "

@@ -17,6 +17,8 @@ from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
 from smkern.models.layers import FP8
 from smkern.models.names import (
+    EMBED,
+    HEAD,
     INPUT_SCALE,
     INVERSE,
     KV_SCALES,
@@ -62,7 +64,7 @@ def load(
     with ExitStack() as opened, Bar(progress) as bar:
         handles = {name: _open(path / name, opened) for name in dict.fromkeys(files.values())}
         held = {name: set(handle.keys()) for name, handle in handles.items()}
-        if not files or SINGLE in handles:
+        if files == {SINGLE: SINGLE}:
             files = {name: file for file, names in held.items() for name in names}
         _check_shards(files, held)
 
@@ -182,6 +184,8 @@ def fill(
     wanted: list[tuple[str, str, Tensor]] = []  # a name, our name, and where it belongs
     for name in names:
         known = name if name in places else name_of_scale(name)
+        if name == HEAD and config.tied and EMBED not in names:
+            known = EMBED
         if known in places and (known == name or known not in names):
             wanted.append((name, known, places[known]))
             missing.discard(known)
@@ -191,7 +195,7 @@ def fill(
         elif not is_ignorable(name, config):
             extra.append(name)
     if missing:
-        tied = " or set tie_word_embeddings in config.json" if "lm_head.weight" in missing else ""
+        tied = " or set tie_word_embeddings in config.json" if HEAD in missing else ""
         raise WeightsError(
             f"{source} lacks {_list(sorted(missing))}: download the checkpoint again, use the "
             f"config.json that belongs to it{tied}"
@@ -201,6 +205,8 @@ def fill(
             f"{source} has {_list(sorted(extra))} that a {config.architecture} model of "
             f"{config.num_layers} layers does not: use the config.json that belongs to it"
         )
+    if config.tied and HEAD in names and EMBED in names:
+        _check_tied(read(HEAD), read(EMBED), source)
     told = (bar or Bar(False)).step("loading", len(wanted))
     with torch.no_grad():
         for done, (name, known, place) in enumerate(wanted):
@@ -216,6 +222,17 @@ def fill(
                 _check(name, tensor, place, source, convert)
                 place.copy_(tensor)
             told(done + 1)
+
+
+def _check_tied(head: Tensor, embed: Tensor, source: str) -> None:
+    """Raise WeightsError where a checkpoint has a head of its own, whose configuration has none."""
+    if not all(isinstance(x, Tensor) and x.device.type != "meta" for x in (head, embed)):
+        return
+    if head.shape != embed.shape or not torch.equal(head, embed.to(head)):
+        raise WeightsError(
+            f"{HEAD} in {source} is not {EMBED}, to which tie_word_embeddings ties it: set that to "
+            "false in config.json to use it, or remove the tensor"
+        )
 
 
 def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool) -> None:

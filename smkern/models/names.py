@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 IGNORABLE = (r".*\.rotary_emb\.inv_freq", r".*\.(q|prob)_scale", r".*\.masked_bias")
 """Names in checkpoints that are not read: values that config.json implies, scales of fp8 attention.
 """
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 KV_SCALES = ("self_attn.k_scale", "self_attn.v_scale")
 """What an fp8 cache's values are multiplied by; two a layer."""
 
@@ -67,7 +68,7 @@ def is_ignorable(name: str, config: ModelConfig) -> bool:
     """
     if any(re.fullmatch(pattern, name) for pattern in IGNORABLE):
         return True
-    if name == "lm_head.weight":
+    if name == HEAD:
         return config.tied
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     return layer is not None and int(layer[1]) >= config.num_layers

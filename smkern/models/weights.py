@@ -16,7 +16,7 @@ from smkern.models.config import ModelConfig
 from smkern.models.layer_quantizing import check_device, quantize_layer
 from smkern.models.layers import Layer, Make, empty_layer
 from smkern.models.loader import filled, load
-from smkern.models.names import KV_SCALES, named_layer
+from smkern.models.names import EMBED, HEAD, KV_SCALES, named_layer
 from smkern.models.quantization import Kind, Quantization
 from smkern.models.shard import WHOLE, Shard
 
@@ -151,12 +151,12 @@ class Weights:
                 place.copy_(shard.cut(name, whole[name], config.num_kv_heads))
             return kept
 
-        embed = own("model.embed_tokens.weight", drawn(embed))
+        embed = own(EMBED, drawn(embed))
         layers = tuple(layer(index) for index in range(config.num_layers))
         final_norm = drawn(make(config.hidden_size, dtype=config.dtype))
         head = embed
         if not config.tied:
-            head = own("lm_head.weight", drawn(make(*table, dtype=config.dtype)))
+            head = own(HEAD, drawn(make(*table, dtype=config.dtype)))
         return cls(part, embed, layers, final_norm, head, shard)
 
     @classmethod
@@ -229,9 +229,9 @@ class Weights:
 
     def named(self) -> dict[str, Tensor]:
         """Views of the weights by their Hugging Face names."""
-        found = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.final_norm}
+        found = {EMBED: self.embed, "model.norm.weight": self.final_norm}
         if self.lm_head is not self.embed:
-            found["lm_head.weight"] = self.lm_head
+            found[HEAD] = self.lm_head
         for index, layer in enumerate(self.layers):
             for name, tensor in named_layer(self.config, layer):
                 found[f"model.layers.{index}.{name}"] = tensor

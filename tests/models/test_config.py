@@ -156,6 +156,7 @@ REFUSED = [
     ({"initializer_range": []}, r"initializer_range=\[\]"),
     ({"eos_token_id": "x"}, "eos_token_id='x': give a token id"),
     ({"eos_token_id": [[1]]}, "eos_token_id="),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: the heads of qwen3 rotate whole"),
     ({"rope_parameters": "x"}, "the rotary embedding cannot be served"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "the rotary embedding"),
 ]
@@ -210,6 +211,8 @@ def test_a_pipe_for_a_configuration_is_refused_before_anybody_waits(tmp_path: Pa
 def test_a_model_that_names_a_window_uses_it(family):
     """Qwens have a switch beside it; the others have none."""
     contents = hf_config(family).to_dict() | {"sliding_window": 128}
+    if family == "mistral":
+        contents["use_sliding_window"] = False  # which transformers does not read
     with pytest.raises(ConfigError, match="sliding_window=128 on all layers"):
         ModelConfig.from_hf(contents)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from smkern.errors import ConfigError, WeightsError
 from smkern.models import Decoder, ModelConfig, MoeLayer, Weights
@@ -74,8 +75,24 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path):
     peer.model.save_pretrained(tmp_path)
     weights = Weights.load(tmp_path)
     assert weights.lm_head is weights.embed
-    rewrite(tmp_path, lambda t: t.update({"lm_head.weight": torch.zeros(1)}))
+    embed, head = "model.embed_tokens.weight", "lm_head.weight"
+    rewrite(tmp_path, lambda t: t.update({head: t[embed].clone()}))
     assert_same(weights, Weights.load(tmp_path))
+    rewrite(tmp_path, lambda t: t.pop(embed))
+    assert_same(weights, Weights.load(tmp_path))
+
+
+def test_a_tied_head_that_is_not_the_embedding_is_refused(tmp_path: Path):
+    """transformers uses such a head: whoever wrote the file meant one of the two."""
+    peer = make_peer("qwen3", tie_word_embeddings=True)
+    peer.model.save_pretrained(tmp_path)
+    other = torch.ones_like(Weights.load(tmp_path).embed)
+    rewrite(tmp_path, lambda t: t.update({"lm_head.weight": other}))
+    with pytest.raises(WeightsError, match=r"lm_head\.weight in .* set that to false"):
+        Weights.load(tmp_path)
+    contents = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(contents | {"tie_word_embeddings": False}))
+    assert torch.equal(Weights.load(tmp_path).lm_head, other)
 
 
 def test_names_that_say_nothing_are_passed_over(folder: Path):
@@ -182,6 +199,16 @@ class TestShards:
         index = json.loads((folder / INDEX).read_text())
         change(index["weight_map"])
         (folder / INDEX).write_text(json.dumps(index))
+
+    def test_an_index_counts_whatever_a_shard_is_called(self, shards: Path):
+        """Not the shard that was read last, where two hold a tensor."""
+        want = Weights.load(shards)
+        first, last = min(shards.glob("*.safetensors")), max(shards.glob("*.safetensors"))
+        first.rename(shards / SINGLE)
+        name = next(iter(load_file(shards / SINGLE)))
+        save_file(load_file(last) | {name: torch.zeros(3)}, last)
+        self._index(shards, lambda m: m.update({k: SINGLE for k in m if m[k] == first.name}))
+        assert_same(want, Weights.load(shards))
 
     def test_a_missing_shard_is_named(self, shards: Path):
         first = min(shards.glob("*.safetensors"))

@@ -140,6 +140,17 @@ CONFIGS = [
                           "truncate": False, "beta_fast": 16}},
         Rope(64, scaling=Yarn(32.0, 4096, beta_fast=16, truncate=False)),
     ),
+    (
+        {"head_dim": 64, "original_max_position_embeddings": 4096,
+         "rope_scaling": {"type": "yarn", "factor": 32.0,
+                          "original_max_position_embeddings": 8192}},
+        Rope(64, scaling=Yarn(32.0, 4096)),
+    ),
+    (
+        {"head_dim": 64, "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        Rope(64, scaling=Linear(4.0)),
+    ),
     ({"head_dim": 64, "rope_scaling": {"type": "linear", "factor": 2.0}},
      Rope(64, scaling=Linear(2.0))),
 ]  # fmt: skip
