@@ -35,11 +35,22 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
+def as_index(value: Any) -> int:
+    """A whole number; TypeError for anything else.
+
+    A tensor is none: calls are remembered by the numbers that they were given, and a tensor is
+    equal to itself whatever is written into it.
+    """
+    if hasattr(value, "data_ptr"):
+        raise TypeError
+    return operator.index(value)
+
+
 def as_int(name: str, value: Any, least: int, most: int | None = MAX_SIZE) -> int:
     """A whole number in [least, most]; ArgumentError for anything else."""
     try:
-        number = operator.index(value)
-    except (TypeError, RuntimeError):  # RuntimeError: of a tensor without memory
+        number = as_index(value)
+    except TypeError:
         raise ArgumentError(f"{name}={shown(value)} is no whole number: pass an int") from None
     if isinstance(value, bool) or number < least or (most is not None and number > most):
         upper = "" if most is None else f" and at most {most}"
@@ -63,11 +74,11 @@ def as_path(name: str, value: Any) -> Path:
 def as_float(name: str, value: Any, *, positive: bool = False) -> float:
     """A number that fp32 holds (above 0 where wanted); ArgumentError for anything else."""
     try:
-        is_array = getattr(value, "ndim", None) or getattr(value, "is_sparse", False)
-        if is_array or isinstance(value, str | bytes | bytearray):
+        is_tensor = hasattr(value, "data_ptr")  # see `as_index`
+        if is_tensor or getattr(value, "ndim", 0) or isinstance(value, str | bytes | bytearray):
             raise TypeError  # float() would take some of them
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor without memory
+    except (TypeError, ValueError):
         raise ArgumentError(f"{name}={shown(value)} is no number: pass a float") from None
     except OverflowError:  # of a whole number
         number = float("inf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from smkern.errors import ArgumentError, BudgetError, DeviceError
 from smkern.limits import FP8_BLOCK as FP8_BLOCK
 from smkern.limits import HEAD_DIMS as HEAD_DIMS
 from smkern.limits import MAX_FLOAT as MAX_FLOAT
-from smkern.limits import MAX_REQUESTS, shown
+from smkern.limits import MAX_REQUESTS, as_index, shown
 from smkern.limits import MAX_SIZE as MAX_SIZE
 from smkern.limits import PAGE_SIZES as PAGE_SIZES
 from smkern.limits import as_flag as as_flag
@@ -29,6 +28,8 @@ NAMES: dict[torch.dtype, Any] = FLOATS | {FP8: "fp8"}
 """Names by which problems, configs and tables know dtypes."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 MIN_CAPABILITY = (8, 0)
+MAX_WINDOW = 2**30
+"""Kernels subtract a window from positions in 32 bits; no cache has as many tokens."""
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -63,6 +64,18 @@ def check_inner(name: str, x: Tensor) -> None:
     if x.shape[-1] > 1 and x.stride(-1) != 1 and x.numel():
         raise ArgumentError(
             f"{name} has strides {x.stride()}: the inner stride must be 1; call {name}.contiguous()"
+        )
+
+
+def check_steps(name: str, x: Tensor) -> None:
+    """Raise ArgumentError where rows are too far apart: kernels take the step in 32 bits."""
+    step = max(
+        (step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1), default=0
+    )
+    if step > MAX_SIZE:
+        raise ArgumentError(
+            f"{name} has a row stride of {step} elements, the largest is {MAX_SIZE}: call "
+            f"{name}.contiguous()"
         )
 
 
@@ -217,6 +230,11 @@ def check_scale(name: str, value: Any, cache: Tensor, *, positive: bool = True) 
         )
 
 
+def as_window(window: Any) -> int:
+    """Keys that a query sees at most, 0 without a limit: as many as leave room in 32 bits."""
+    return 0 if window is None else min(as_int("window", window, 1), MAX_WINDOW)
+
+
 def check_uncaptured(capturing: bool) -> None:
     """Raise ArgumentError for `check=True` in a capture."""
     if capturing:
@@ -278,8 +296,8 @@ def check_capability(device: torch.device, capability: tuple[int, int]) -> None:
 def as_num_sms(num_sms: Any) -> int:
     """`num_sms` as an int; BudgetError for anything that is no whole number in [1, MAX_SIZE]."""
     try:
-        count = operator.index(num_sms)
-    except (TypeError, RuntimeError):  # RuntimeError: of a tensor without memory
+        count = as_index(num_sms)
+    except TypeError:
         raise BudgetError(
             f"num_sms={shown(num_sms)} is no whole number: pass an int, or None for the stream's "
             "own"

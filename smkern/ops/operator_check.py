@@ -75,6 +75,7 @@ def _check_result(name: str, x: Any, shape: Any, dtype: torch.dtype) -> None:
             "that agrees"
         )
     checks.check_inner(name, x)
+    checks.check_steps(name, x)
     if not checks.writable(x):
         raise ArgumentError(
             f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its elements share "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 
@@ -133,6 +134,24 @@ def test_permuted_rows_are_those_of_the_tokens(tokens, top_k, experts, blocks):
     assert torch.equal(rows[: count - 1].view(torch.uint8), q.view(torch.uint8))
     assert torch.equal(scale[: count - 1], wanted_scale)
     assert bool(scale[count - 1 :].isnan().all())
+
+
+def test_permuted_rows_at_an_odd_address_are_refused():
+    """Pairs are stored, and the GPU would not survive the first. The call before it is the same but
+    for the address."""
+    x, chosen = (
+        torch.randn(4, 256, device="cuda").bfloat16(),
+        torch.zeros(4, 1, device="cuda").int(),
+    )
+    room = torch.zeros(4 * 256 + 2, device="cuda", dtype=torch.float8_e4m3fn)
+    rest = (torch.empty(2, device="cuda").int(), torch.empty(4, device="cuda").int())
+    scale = torch.empty(4, device="cuda")
+    for begin in (2, 1):
+        rows = room[begin : begin + 1024].view(4, 256)
+        with nullcontext() if begin == 2 else pytest.raises(ArgumentError, match="odd address"):
+            smkern.moe_permute(x, chosen, 1, out=(rows, *rest), out_scale=scale)
+    torch.cuda.synchronize()
+    assert torch.equal(room[2:].view(4, 256).float(), smkern.quantize(x, "token")[0].float())
 
 
 def test_a_graph(ladder):

@@ -12,24 +12,28 @@ import smkern
 from smkern.errors import ArgumentError, BudgetError
 from smkern.kernels.attention import cuda
 from smkern.limits import MAX_REQUESTS, MIN_FLOAT, as_float, as_int
+from smkern.ops.fp8.scales import check_block_scale
 from tests.ops.tensors import ints
 
 FP8 = torch.float8_e4m3fn
 HUGE = 10**5000
 """Python refuses to write it out."""
+SCALAR = torch.tensor(3)
+"""Calls are remembered by their numbers, and this one is equal to itself whatever it holds."""
 
 
 def rows() -> dict[str, Any]:
     return {"x": torch.ones(2, 4), "residual": torch.ones(2, 4), "weight": torch.ones(4)}
 
 
-@pytest.mark.parametrize("value", ["1", b"1", [1.0], np.ones(1), torch.ones(1), 1j, HUGE], ids=type)
+@pytest.mark.parametrize(
+    "value", ["1", b"1", [1.0], np.ones(1), torch.ones(1), 1j, HUGE, SCALAR], ids=type
+)
 def test_numbers_are_numbers(value):
     with pytest.raises(ArgumentError, match="eps"):
         as_float("eps", value)
-    if not isinstance(value, torch.Tensor):
-        with pytest.raises(ArgumentError, match="count"):
-            as_int("count", value, 1)
+    with pytest.raises(ArgumentError, match="count"):
+        as_int("count", value, 1)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
@@ -63,6 +67,27 @@ def test_the_most_requests_of_a_plan():
     assert smkern.plan_attention(lens[1:], **sizes).shape.batch == MAX_REQUESTS == cuda.MAX_BATCH
 
 
+def test_results_and_scales_whose_rows_are_too_far_apart():
+    """Kernels take the step in 32 bits."""
+    far = torch.empty(2**31 + 256, dtype=FP8)  # nobody touches it
+    a, w = (
+        smkern.quantize(torch.ones(2, 128), "block"),
+        smkern.quantize(torch.ones(256, 128), "weight_block"),
+    )
+    scales = {"a_scale": a[1], "w_scale": w[1], "out_scale": torch.ones(2, 1)}
+    out = far.as_strided((2, 128), (2**31, 1))
+    with pytest.raises(ArgumentError, match="out has a row stride of 2147483648"):
+        smkern.gemm_swiglu(a[0], w[0], **scales, out=out)
+    with pytest.raises(ArgumentError, match="out_scale has a row stride of 2147483648"):
+        check_block_scale("out_scale", out, 2, 128 * 128)
+
+
+def test_states_that_cannot_be_counted():
+    outs = torch.ones(1, 1, 1, 1).expand(2**12, 2**20, 1, 1)
+    with pytest.raises(ArgumentError, match="merge fewer tokens at a time"):
+        smkern.merge_states(outs, torch.ones(1, 1, 1).expand(2**12, 2**20, 1))
+
+
 def test_tokens_of_no_request_are_checked_too():
     k, cache = torch.ones(2, 1, 64), torch.zeros(2, 2, 16, 1, 64)
     table, lens = torch.zeros(0, 2, dtype=torch.int32), ints()
@@ -72,7 +97,9 @@ def test_tokens_of_no_request_are_checked_too():
     assert not cache.any()
 
 
-@pytest.mark.parametrize("num_sms", [2**70, 2**31, HUGE, "3", [1], torch.ones(2), True], ids=type)
+@pytest.mark.parametrize(
+    "num_sms", [2**70, 2**31, HUGE, "3", [1], torch.ones(2), SCALAR, True], ids=type
+)
 def test_budgets_that_are_none(num_sms):
     lens = ints(3)
     sizes = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 64, "page_size": 1, "max_kv_len": 4}

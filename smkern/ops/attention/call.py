@@ -166,8 +166,7 @@ def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
 def _check_options(call: Call) -> None:
     if call.scale is not None:
         checks.as_float("scale", call.scale, positive=True)
-    if call.window is not None:
-        checks.as_int("window", call.window, 1)
+    checks.as_window(call.window)
     if call.softcap is not None:
         checks.as_float("softcap", call.softcap, positive=True)
     if call.sinks is not None:
@@ -175,6 +174,8 @@ def _check_options(call: Call) -> None:
     for name in ("k_scale", "v_scale"):
         value, positive = getattr(call, name), name == "k_scale"
         checks.check_scale(name, value, call.k_cache, positive=positive)
+    if call.scale is not None and isinstance(call.k_scale, float | int):
+        checks.as_float("scale x k_scale", float(call.scale) * call.k_scale, positive=True)
 
 
 def check_heads_of_scales(num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -241,7 +242,7 @@ def _shape(call: Call) -> AttentionShape:
         max_tokens=tokens,
         max_total_kv=min(rows * columns * page_size, batch * longest),
         causal=bool(call.causal),
-        window=0 if call.window is None else int(call.window),
+        window=checks.as_window(call.window),
     )
 
 

@@ -41,6 +41,11 @@ def check_states(call: Merge) -> None:
             f"outs has shape {list(outs.shape)}: there must be a state, and a head_dim of 1 to "
             f"{MAX_HEAD_DIM}"
         )
+    if outs.shape[:3].numel() > checks.MAX_SIZE:
+        raise ArgumentError(
+            f"outs has shape {list(outs.shape)}: states x tokens x heads are more than "
+            f"{checks.MAX_SIZE}; merge fewer tokens at a time"
+        )
     layout = "fp32, outs' shape without head_dim"
     checks.check_sums("lses", call.lses, outs.shape[:3], layout)
     if call.lse is not None:

@@ -281,7 +281,7 @@ def paged_attention(
         softcap: Scores are capped to its size, before masks. None: not.
         sinks: [q_heads] fp32, a logit a head that takes part in the denominator alone.
         k_scale: What keys of an fp8 cache are multiplied by: a number above 0, or one fp32 on the
-            device.
+            device. Queries are multiplied with such keys in fp16: bf16 ones up to 65,504 count.
         v_scale: What cached values are multiplied by, as k_scale; of any sign.
         plan: From `plan_attention` with this call's numbers: its lengths are the ones that count.
             None: the call makes one, sized by the whole table, with a launch of its own.

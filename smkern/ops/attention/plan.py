@@ -16,6 +16,7 @@ from smkern.ops.checks import (
     MAX_SIZE,
     as_flag,
     as_int,
+    as_window,
     check_head_counts,
     check_lengths,
     check_page_size,
@@ -152,7 +153,7 @@ def shape_of_plan(kv_lens: Any, cu_q_lens: Any, given: PlanNumbers) -> Attention
         max_tokens=min(tokens, MAX_SIZE),
         max_total_kv=total,
         causal=as_flag("causal", given.causal),
-        window=0 if given.window is None else as_int("window", given.window, 1),
+        window=as_window(given.window),
     )
 
 

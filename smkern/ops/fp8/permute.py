@@ -95,6 +95,11 @@ def _bind(
         stream: int, x: int, experts: int, out_scale: int, rows: int, offsets: int, index: int,
         scratch: int,
     ) -> None:  # fmt: skip
+        if rows % 2:
+            raise ArgumentError(
+                f"rows of e4m3 begin at the odd address {rows:#x}, and pairs are copied: pass rows "
+                "that begin at an even one"
+            )
         scales, room = scratch + scales_at, scratch + room_at
         quantize(stream, x, scratch, scales, *given)
         rest = (room,) if counts else ()

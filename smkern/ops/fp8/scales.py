@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.ops import checks
-from smkern.ops.checks import FP8, FP8_BLOCK
+from smkern.ops.checks import FP8, FP8_BLOCK, check_steps
 
 ScaleKind = Literal["row", "block"]
 """row: one number a matrix or a row, on either side; block: 1 x 128 of a, 128 x 128 of w."""
@@ -75,6 +75,7 @@ def check_block_scale(name: str, scale: Tensor, rows: int, columns: int) -> None
             f"{name} has strides {scale.stride()}: rows or columns must be without gaps; call "
             f"{name}.contiguous()"
         )
+    check_steps(name, scale)
 
 
 def kind_of(w: Tensor, w_scale: Tensor) -> ScaleKind:

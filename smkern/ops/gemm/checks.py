@@ -7,7 +7,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.checks import FP8, MAX_SIZE, check_choice, check_kind, dtype_name
+from smkern.ops.checks import FP8, MAX_SIZE, check_choice, check_kind, check_steps, dtype_name
 from smkern.tuning.config import Activation, Kernel
 
 ACTIVATIONS = get_args(Activation)
@@ -42,11 +42,7 @@ def check_matrix(name: str, x: Any, rows: int | None = None, cols: int | None = 
             f"{name} has strides {x.stride()}: the inner stride must be 1 (row-major, rows may be "
             f"apart); call {name}.contiguous()"
         )
-    if x.shape[0] > 1 and x.stride(0) > MAX_SIZE:
-        raise ArgumentError(
-            f"{name} has a row stride of {x.stride(0)} elements, the largest is {MAX_SIZE}: call "
-            f"{name}.contiguous()"
-        )
+    check_steps(name, x)
 
 
 def check_product(call: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import smkern.ops as smkern
 from smkern.errors import ArgumentError, BudgetError
+from smkern.ops.checks import MAX_WINDOW
 from tests.ops.attention.cases import FP8, NAMES, SIZES, Case, make
 from tests.ops.tensors import ints
 
@@ -68,6 +69,7 @@ DECODE_ERRORS = [
     ({"scale": 0.0}, r"scale=0\.0: pass a finite number above 0"),
     ({"scale": -0.3}, r"scale=-0\.3: pass a finite number above 0"),
     ({"scale": "a"}, "scale='a' is no number"),
+    ({"scale": torch.tensor(0.5)}, r"scale=tensor\(0\.5000\) is no number"),
     ({"window": 0}, "window=0"),
     ({"window": 2.5}, r"window=2\.5"),
     ({"softcap": 0.0}, r"softcap=0\.0"),
@@ -243,6 +245,18 @@ def test_a_checked_call_names_the_page(case, at, value, message):
 def test_entries_behind_the_last_key_are_not_looked_at(at, value):
     args, options = spoiled(DECODE, at, value)
     smkern.paged_attention(*args, **options, check=True)
+
+
+@pytest.mark.parametrize(("scale", "k_scale"), [(2.0**-126, 2.0**-30), (1e20, 1e20)])
+def test_a_product_of_scales_that_fp32_does_not_hold(scale, k_scale):
+    case = replace(DECODE, cache_dtype=torch.float8_e4m3fn, options={})
+    with pytest.raises(ArgumentError, match="scale x k_scale="):
+        call(case, scale=scale, k_scale=k_scale)
+
+
+def test_the_widest_window_leaves_room_in_32_bits():
+    sizes = SIZES | {"window": 2**31 - 1}
+    assert smkern.plan_attention(ints(37, 5, 20), **sizes).shape.window == MAX_WINDOW == 2**30
 
 
 def test_entries_before_a_window_are_not_looked_at():
