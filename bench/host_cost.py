@@ -1,4 +1,4 @@
-"""`smkern bench host`: host time of an eager call, of a new budget, of another partition."""
+"""`smkern bench host`: host time of an eager call, of a new budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import Progress
 import smkern
 from smkern.bench.cliffs import even_budgets
 from smkern.bench.gemm_providers import cublas_call
-from smkern.bench.host_timing import host_time, switch_time
+from smkern.bench.host_timing import host_time
 from smkern.bench.plain_launch import plain_launch
 from smkern.bench.rows import Cell, cost_cell, has_cell
 from smkern.bench.suite import BUDGETS_OPTION, MS_OPTION, Output, Run, suite_command
@@ -27,7 +27,7 @@ from smkern.partition import current_budget
 from smkern.tuning.config import GemmProblem
 
 OP = "gemm_host"
-TARGET_US = {"eager": 10.0, "torch_ops": 16.0, "new_budget": 5.0, "switch": 10.0}
+TARGET_US = {"eager": 10.0, "torch_ops": 16.0, "new_budget": 5.0}
 PROBES = tuple(
     (m, n, k)
     for m in (128, 256, 16, 64, 512)
@@ -162,20 +162,6 @@ def _change_costs(a: Any, w: Any, out: Any, counts: Sequence[int]) -> Iterator[C
     yield cost_cell(OP, "first_call_of_a_budget", middle, "us", budgets=number)
 
 
-def switch_costs() -> Iterator[Cell]:
-    """Entering one partition of a ladder, then another; alone, and with the SM count asked."""
-    with smkern.ladder([16, 32]) as ladder:
-        parts = [ladder.split(decode=16).prefill, ladder.split(decode=32).prefill]
-
-        def enter_and_ask(i: int) -> None:
-            with parts[i & 1]:
-                smkern.current_num_sms()
-
-        yield time_cell("switch", switch_time(parts), TARGET_US["switch"])
-        asked = host_time(enter_and_ask, drain=False)
-        yield time_cell("switch_and_current_num_sms", asked, TARGET_US["switch"])
-
-
 def _triton_call(ops: GemmOperands, m: int, num_sms: int) -> Callable[[int], None]:
     sets = ops.sets(m)
 
@@ -198,11 +184,10 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
 
 @suite_command("host", MS_OPTION, BUDGETS_OPTION)
 def command(output: Output, *, ms: Any, budgets: Any) -> None:
-    """Time what an eager call, a changed budget and another partition cost the host."""
+    """Time what an eager call and a changed budget cost the host."""
     info = device_info()
     parts = [
         Part(call_costs, {"name": "eager"}, by="cublas"),
-        Part(switch_costs, {"name": "switch_and_current_num_sms"}),
     ]
     if not output.quick:
         counts = budgets or even_budgets(info.num_sms, info.sm_granularity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,13 +50,3 @@ def host_time(
             found.append((time.perf_counter_ns() - begin) / calls / 1e3)
             finish()
     return Timing(tuple(found))
-
-
-def switch_time(partitions: Sequence[Any]) -> Timing:
-    """Time of entering one of two partitions after the other."""
-
-    def enter(i: int) -> None:
-        with partitions[i & 1]:
-            pass
-
-    return host_time(enter, drain=False)

@@ -34,8 +34,6 @@ BUILDERS: Mapping[str, Build] = {
     "moe_unpermute": experts.moe_unpermute,
 }
 """Operator to what makes its operands: build(case, flashinfer or None, device)."""
-PUBLIC = {"gemm_residual": "gemm"}
-"""Operators whose public name is another."""
 WITHOUT_FLASHINFER = {
     "embedding": "FlashInfer has no embedding",
     "gemm_residual": "FlashInfer's bf16 GEMMs take no residual",
@@ -52,18 +50,6 @@ PEERS = ("torch", "torch:compile", "other")
 """Who takes part: torch's sequence, what its compiler makes of it, anything else that is quick."""
 BUDGET_US = 25_000.0
 """Device time that the rounds of a group may take."""
-
-
-def missing(ops: Collection[str]) -> dict[str, str]:
-    """The operators among `ops` that smkern does not have, and why their rows are left out."""
-    import smkern
-
-    found = {}
-    for op in ops:
-        name = PUBLIC.get(op, op)
-        if not callable(getattr(smkern, name, None)):
-            found[op] = f"smkern.{name} is not there"
-    return found
 
 
 def compile_gemms(cases: Iterable[Any], budgets: Sequence[Budget]) -> int:

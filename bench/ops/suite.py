@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
 from smkern.bench.cases import Group, Sizes, case_options
 from smkern.bench.frame import Bench, GroupSuite
 from smkern.bench.ops.append import AppendBench
@@ -25,11 +23,9 @@ from smkern.bench.ops.providers import (
     WITHOUT_FLASHINFER,
     OpBench,
     compile_gemms,
-    missing,
 )
 from smkern.bench.ops.rows import summarize
 from smkern.bench.peers import flashinfer_with, noted
-from smkern.bench.results import Results
 from smkern.bench.rows import loses_to_best
 from smkern.bench.suite import Output, conclude, known_names, suite_command
 from smkern.measure.append import AppendCase, AppendOperands
@@ -59,20 +55,6 @@ def ops_suite(
     return GroupSuite(build, summarize, loses_to_best, prepare=compile_all)
 
 
-def there(groups: Sequence[Group[Any]], results: Results) -> list[Group[Any]]:
-    """The groups of operators that exist; the others, and peers there are none of, are named."""
-    ops = dict.fromkeys(group.case.op for group in groups)
-    absent = missing(ops)
-    results.meta["missing"] = absent
-    results.meta["without_flashinfer"] = {
-        op: why for op, why in WITHOUT_FLASHINFER.items() if op in ops
-    }
-    results.meta["left_out_unless_named"] = SLOW_TO_BUILD
-    for op, why in absent.items():
-        click.echo(f"without {op}: {why}", err=True)
-    return [group for group in groups if group.case.op not in absent]
-
-
 @suite_command(
     "ops",
     *case_options("sample,rms_norm-64,fp8-8192", peers=PEERS),
@@ -90,5 +72,10 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
     names = known_names(peers, (*PEERS, *SLOW_TO_BUILD), "peer")
     results = output.open()
     suite = ops_suite(noted(flashinfer_with(*FLASHINFER_PARTS), results.meta), names)
-    left = suite.run(there(groups, results), results, output, again=again)
+    ops = {group.case.op for group in groups}
+    results.meta["without_flashinfer"] = {
+        op: why for op, why in WITHOUT_FLASHINFER.items() if op in ops
+    }
+    results.meta["left_out_unless_named"] = SLOW_TO_BUILD
+    left = suite.run(groups, results, output, again=again)
     conclude(results, output.path, left)

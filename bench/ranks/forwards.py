@@ -13,8 +13,8 @@ from smkern.bench.model.cases import CONTEXT, ModelPlan
 from smkern.bench.model.model import Model
 from smkern.bench.ranks.group import Lanes, RankGroup
 from smkern.bench.ranks.rows import DECODE, PREFILL, cell
-from smkern.bench.runtime.workload import budgets_of
 from smkern.device import Budget, device_info
+from smkern.latency.model_gemms import budgets_of
 from smkern.measure.compiling import Forwards, compile_forwards
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
@@ -36,7 +36,8 @@ def forward_cells(group: RankGroup, name: str) -> Iterator[dict[str, Any]]:
     if tp.rank == 0:
         total = device_info().num_sms
         decode, prefill = (
-            budgets_of([n for n in sms if n < total], total)[0] for sms in (DECODE_SMS, PREFILL_SMS)
+            budgets_of(total, [total, *(n for n in sms if n < total)])
+            for sms in (DECODE_SMS, PREFILL_SMS)
         )
         wanted = [([(BATCH, BATCH)], decode), ([(TOKENS, 1)], prefill)]
         compile_forwards(config, wanted)

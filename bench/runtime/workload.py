@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
-from smkern.device import Budget
 from smkern.kv import KvPool, KvReplica, KvSizes
 from smkern.models import Decoder, ModelConfig, Weights
 from smkern.partition import Ladder, ladder
@@ -43,21 +42,6 @@ class Sizes:
     batch_invariant: bool = False
     reuse: bool = False
     graph_limit_bytes: int = 4 << 30
-
-
-CLUSTERS_FROM = 0.5
-"""A spread partition of at most this share of the SMs launches no clusters."""
-
-
-def budgets_of(rungs: Iterable[int], total: int) -> tuple[list[Budget], list[Budget]]:
-    """Budgets of the decode sides and of the prefill sides, the whole device first in both."""
-    whole = Budget(total, "mask", clusters=True)
-
-    def side(num_sms: int) -> Budget:
-        return Budget(num_sms, "mask", clusters=num_sms > CLUSTERS_FROM * total)
-
-    rungs = tuple(rungs)
-    return [whole, *map(side, rungs)], [whole, *(side(total - n) for n in rungs)]
 
 
 @contextmanager

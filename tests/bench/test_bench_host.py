@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import smkern
-from smkern.bench import host_cost, host_timing
+from smkern.bench import host_cost
 from smkern.bench.host_timing import host_time
 from smkern.bench.results import load_results
 from smkern.device import Budget
@@ -37,12 +36,6 @@ class FakePartitions:
         return SimpleNamespace(stream=None, budget=Budget(num_sms, "mask", False))
 
 
-@contextmanager
-def fake_ladder(rungs):
-    split = SimpleNamespace(prefill=nullcontext())
-    yield SimpleNamespace(split=lambda decode: split)
-
-
 @pytest.fixture
 def fake_gpu(cuda, monkeypatch):
     """CPU tensors of a few elements, one call a trial, a device of 32 SMs."""
@@ -59,11 +52,8 @@ def fake_gpu(cuda, monkeypatch):
         (host_cost, "device_info"): lambda: info,
         (host_cost, "plain_launch"): lambda a, w, out, num_sms: None,
         (host_cost, "host_time"): lambda call, drain=True: host_time(call, calls=2, trials=1),
-        (host_timing, "host_time"): lambda call, drain=True: host_time(call, calls=2, trials=1),
         (smkern, "warmup"): lambda **options: SimpleNamespace(seconds=1.0, variants=9),
         (smkern, "counters"): lambda: SimpleNamespace(compilations=3, module_loads=5),
-        (smkern, "current_num_sms"): lambda: 100,
-        (smkern, "ladder"): fake_ladder,
         (torch.cuda, "current_stream"): lambda: None,
     }
     for (module, name), value in patches.items():
@@ -76,12 +66,12 @@ def test_rows_have_values_units_and_targets(fake_gpu, tmp_path):
     run_suite(host_cost.command, out, "--ms", "1,4")
     results = load_results(out)
     rows = {cell["case"]["name"]: cell for cell in results.cells}
-    wanted = {"eager", "torch_ops", "switch", "new_budget", "compilations", "module_loads"}
+    wanted = {"eager", "torch_ops", "new_budget", "compilations", "module_loads"}
     assert wanted <= set(rows)
     assert all({"value", "unit"} <= set(row) for row in rows.values())
     assert rows["compilations"]["value"] == 0
     assert rows["compilations"]["met"] is True
-    assert rows["switch"]["target"] == 10.0
+    assert rows["new_budget"]["target"] == 5.0
     assert results.summary["of"] > 4
     providers = {c["provider"] for c in results.cells if c["case"]["name"] == "eager"}
     assert providers == {"smkern", "triton", "cublas"}
@@ -91,10 +81,9 @@ def test_a_resumed_run_measures_the_parts_that_the_file_lacks(fake_gpu, tmp_path
     out, options = tmp_path / "host.json", ("--ms", "1,4")
     run_suite(host_cost.command, out, *options)
     names = [cell["case"]["name"] for cell in load_results(out).cells]
-    calls, switches = names.index("switch"), names.index("warmup_seconds")
+    calls = names.index("warmup_seconds")
     assert resumed(host_cost.command, out, calls - 1, *options) == 0
-    assert resumed(host_cost.command, out, calls + 1, *options) == calls
-    assert resumed(host_cost.command, out, len(names) - 1, *options) == switches
+    assert resumed(host_cost.command, out, len(names) - 1, *options) == calls
     assert resumed(host_cost.command, out, len(names), *options) == len(names)
 
 

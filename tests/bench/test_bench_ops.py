@@ -21,7 +21,7 @@ from smkern.bench.ops.cases import (
     OpCase,
     expert_counts,
 )
-from smkern.bench.ops.providers import BUILDERS, OpBench, missing
+from smkern.bench.ops.providers import BUILDERS, OpBench
 from smkern.bench.ops.rivals import Rivals, relative_error
 from smkern.bench.ops.rows import summarize
 from smkern.bench.plots import draw
@@ -109,8 +109,6 @@ def test_torch_s_sequence_is_right_and_a_wrong_result_is_no_time(case):
 
 @by_name
 def test_ours_is_right_wherever_it_is_there(case):
-    if why := missing([case.op]):
-        pytest.skip(why[case.op])
     rivals = rivals_of(case)
     rivals.reset()
     assert rivals.complaint(rivals.call(rivals.ours)(0)) is None
@@ -135,11 +133,6 @@ def test_an_integer_is_right_or_wrong():
     offsets = torch.arange(1000, dtype=torch.int32)
     assert relative_error(offsets, offsets.clone()) == 0
     assert relative_error(offsets, offsets.index_fill(0, torch.tensor([7]), 8)) == float("inf")
-
-
-def test_what_is_missing_is_named():
-    assert missing(["gemm_residual"]) == {}
-    assert missing(["conv"]) == {"conv": "smkern.conv is not there"}
 
 
 def test_flashinfer_s_calls_are_as_its_signatures_say():
@@ -179,7 +172,6 @@ def on_cpu(virtual_gpu, monkeypatch):
     monkeypatch.setattr("smkern.bench.ops.append.selection", lambda *a: {})
     monkeypatch.setattr(suite, "flashinfer_with", lambda *parts: (None, "not here"))
     monkeypatch.setattr(suite, "ops_suite", partial(suite.ops_suite, device="cpu"))
-    monkeypatch.setattr(suite, "missing", lambda ops: {})
     monkeypatch.setattr(suite, "compile_gemms", lambda cases, budgets: 0)
 
     def ours(self, case, place):
@@ -221,15 +213,6 @@ def test_appends_of_every_kind_are_measured_where_they_are_named(on_cpu, tmp_pat
         ]  # fmt: skip
         assert all(c["us"] for c in own)
         assert own[0]["vs"].keys() == {"torch"}
-
-
-def test_an_operator_that_is_not_there_leaves_out_its_rows(on_cpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(suite, "missing", lambda ops: {"sample": "smkern.sample is not there"})
-    out = tmp_path / "ops.json"
-    run_suite(suite.command, out, "--budgets", "16", "--peers", "torch")
-    data = json.loads(out.read_text())
-    assert data["meta"]["missing"] == {"sample": "smkern.sample is not there"}
-    assert "sample" not in {cell["op"] for cell in data["cells"]}
 
 
 def made(case: OpCase, num_sms: int, us: float, provider: str = "smkern", **values):

@@ -14,7 +14,7 @@ from smkern.bench.runtime.cases import PLANS, RuntimePlan
 from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells
 from smkern.bench.runtime.served_load import ServedLoad, open_load
 from smkern.bench.runtime.watch import WatchError, Workload, tokens_within
-from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
+from smkern.bench.runtime.workload import Sizes, open_executor
 from smkern.latency import Chunk, Size
 from smkern.models import Weights
 from smkern.policies import Chunked, StaticSplit
@@ -210,9 +210,3 @@ def test_any_policy_is_told_its_limit(name):
 def test_memory_of_graphs_of_which_a_cpu_has_none():
     (cell,) = memory_cells(PLAN, weights(), sizes=SIZES)
     assert (cell["value"], cell["graphs"], cell["unit"]) == (0.0, 0, "MiB")
-
-
-def test_budgets_of_both_sides():
-    decode, prefill = budgets_of((40, 96), 132)
-    assert [(b.num_sms, b.clusters) for b in decode] == [(132, True), (40, False), (96, True)]
-    assert [b.num_sms for b in prefill] == [132, 92, 36]

@@ -11,8 +11,8 @@ import torch
 
 from smkern.bench.ranks.rows import RANDOM_STEPS, TOKENS, counted, summarize
 from smkern.bench.results import open_results
-from smkern.bench.runtime.workload import budgets_of
 from smkern.device import device_info
+from smkern.latency.model_gemms import budgets_of
 from smkern.latency.work import padded_rows
 from smkern.measure.compiling import compile_forwards
 from smkern.measure.provenance import collect_meta
@@ -42,7 +42,9 @@ def _compiled() -> None:
     """The GEMMs of a part, side by side: a rank compiles one after another."""
     config = Shard(0, 2).config(ranks_case.whole(1))
     small = Shard(0, 2).config(ranks_case.SMALL)
-    decode, prefill = budgets_of(ranks_case.RUNGS, device_info().num_sms)
+    total, rungs = device_info().num_sms, ranks_case.RUNGS
+    decode = budgets_of(total, [total, *rungs])
+    prefill = budgets_of(total, [total, *(total - n for n in rungs)])
     most = ranks_case.MAX_RUNNING
     steps = [(rows, rows) for rows in batch_buckets(most)]
     prompts = [(rows, 4) for rows in sorted({padded_rows(n) for n in range(1, 273)})]
