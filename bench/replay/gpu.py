@@ -19,8 +19,8 @@ from smkern.latency.nearest import places_of, predictor_for
 from smkern.measure.provenance import chip
 from smkern.replay import Served, Sizes, Trace
 from smkern.replay.prompts import token_ids
-from smkern.replay.run import TokenTimes
 from smkern.replay.simulated import KEPT, split_of
+from smkern.runtime.step_log import StepLog
 from smkern.runtime.timeline.trace import predicted
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class RealSession:
     """
 
     def __init__(self, vocab_size: int, meter: PowerMeter | None) -> None:
-        self.times: TokenTimes | None = None
+        self.log: StepLog | None = None
         self._vocab = vocab_size
         self._readings = Readings(meter)
 

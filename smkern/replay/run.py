@@ -13,6 +13,7 @@ from smkern.replay.named import name_of
 from smkern.replay.records import Record, Served
 from smkern.replay.slo import Slo
 from smkern.replay.trace import Trace
+from smkern.runtime.step_log import StepLog
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
@@ -23,28 +24,16 @@ WARM = 0.2
 """Share of the requests, the first ones, that are not counted."""
 
 
-class TokenTimes(Protocol):
-    """When tokens were delivered."""
-
-    def token_us(self, id: int) -> Sequence[float]:
-        """Of a request, so far."""
-        ...
-
-    def forget(self, id: int) -> None:
-        """Drop what is known of a request."""
-        ...
-
-
 class Session(Protocol):
     """A runtime that serves one replay, and how prompts are made for it.
 
     Attributes:
         mux: The runtime.
-        times: When its tokens were delivered; None: each output is one, as it comes.
+        log: What it is given; None: each output is a token, as it comes.
     """
 
     mux: Multiplexer
-    times: TokenTimes | None
+    log: StepLog | None
 
     def prompt(self, trace: Trace, number: int) -> Any:
         """The prompt of a request."""
@@ -85,26 +74,6 @@ class Server(Protocol):
     def open(self, policy: Policy, *, keep: bool = False) -> Session:
         """A session under a policy; `keep`: with what a picture of it needs."""
         ...
-
-
-class OutputTimes:
-    """Times of tokens as a loop over outputs sees them."""
-
-    def __init__(self) -> None:
-        self._times: dict[int, array[float]] = {}
-
-    def add(self, id: int, at_us: float) -> None:
-        """A token came."""
-        times = self._times.get(id)
-        if times is None:
-            times = self._times[id] = array("d")
-        times.append(at_us)
-
-    def token_us(self, id: int) -> Sequence[float]:
-        return self._times.get(id, ())
-
-    def forget(self, id: int) -> None:
-        self._times.pop(id, None)
 
 
 def records_of(trace: Trace, kv_tokens: int) -> list[Record]:
@@ -164,7 +133,7 @@ class _Loop:
     ) -> None:
         self._session = session
         self._mux = session.mux
-        self._times: TokenTimes = session.times or OutputTimes()
+        self._log = StepLog() if session.log is None else session.log
         self._trace = trace
         self._served = served
         self._records = served.records
@@ -186,13 +155,13 @@ class _Loop:
 
     def run(self) -> None:
         """To the end of the trace, or until the verdict is certain."""
-        own = self._times if isinstance(self._times, OutputTimes) else None
+        log, is_told = self._log, self._session.log is not None
         self._submit()
         looked_s = 0.0
         for output in self._mux.run():
             now_us = self._session.now_us()
-            if own is not None and output.token is not None:
-                own.add(output.id, now_us)
+            if not is_told and output.token is not None:
+                log.add_tokens(output.id, log.add_steps([now_us]), 1)
             if output.error is not None or output.completion is not None or output.token is None:
                 self._ended(output.id, output.error)
             now_s = 1e-6 * (now_us - self._begin_us)
@@ -234,10 +203,10 @@ class _Loop:
     def _keep(self, number: int) -> None:
         """What is known of a request's tokens goes into its record."""
         id = self._ids.pop(number)
-        times = self._times.token_us(id)
+        times = self._log.token_us(id)
         begin_us = self._begin_us
         self._records[number].token_s = array("d", [1e-6 * (at_us - begin_us) for at_us in times])
-        self._times.forget(id)
+        self._log.forget(id)
 
     def _is_decided(self, now_s: float) -> bool:
         if self._watch is not None:
@@ -260,5 +229,5 @@ class _Loop:
         if id is None:
             times = self._records[number].token_s
             return times[0] if len(times) else inf
-        live = self._times.token_us(id)
+        live = self._log.token_us(id)
         return 1e-6 * (live[0] - self._begin_us) if len(live) else inf

@@ -10,17 +10,16 @@ from smkern.errors import ArgumentError
 from smkern.limits import as_float
 from smkern.profile import DEFAULT, load_profile
 from smkern.replay.records import Served
-from smkern.replay.run import TokenTimes
 from smkern.replay.sizes import Sizes, sizes_for
 from smkern.replay.trace import Trace
 from smkern.replay.varied import SPREAD, Varied
+from smkern.runtime.step_log import StepLog
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
     from smkern.models.config import ModelConfig
     from smkern.policies import Policy
     from smkern.runtime.multiplexer import Multiplexer
-    from smkern.runtime.step_log import StepLog
 
 
 KEPT = 200_000
@@ -107,7 +106,6 @@ class SimSession:
         from smkern.runtime.multiplexer import Multiplexer
         from smkern.runtime.sim.device import SimDevice
         from smkern.runtime.sim.executor import SimExecutor
-        from smkern.runtime.step_log import StepLog
         from smkern.runtime.timeline.timeline import Timeline
 
         sizes = server.sizes
@@ -121,9 +119,10 @@ class SimSession:
             max_tokens=sizes.max_tokens, max_context=sizes.max_context, checks=False,
         )  # fmt: skip
         timeline = Timeline(sizes.num_sms, capacity=KEPT) if keep else Timeline.off(sizes.num_sms)
-        log = StepLog()
-        self.mux: Multiplexer = Multiplexer(executor, policy=policy, timeline=timeline, log=log)
-        self.times: TokenTimes | None = _LogTimes(log)
+        self.log: StepLog | None = StepLog()
+        self.mux: Multiplexer = Multiplexer(
+            executor, policy=policy, timeline=timeline, log=self.log
+        )
         self._keep = keep
         self._page_size = sizes.page_size
 
@@ -146,17 +145,6 @@ class SimSession:
             return
         served.stats = self.mux.stats()
         served.split = split_of(self.mux.timeline.trace().choices)
-
-
-class _LogTimes:
-    """A step log that has no tokens of a request that drew none."""
-
-    def __init__(self, log: StepLog) -> None:
-        self._log = log
-        self.forget = log.forget
-
-    def token_us(self, id: int) -> Sequence[float]:
-        return self._log.token_us(id) if self._log.num_tokens(id) else ()
 
 
 def split_of(choices: Any) -> list[tuple[float, int | None]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from smkern.errors import ArgumentError
-
 TRIM = 4096
 """Requests that are forgotten between two looks at what no other needs."""
 
@@ -25,8 +23,8 @@ class StepLog:
         >>> first = log.add_steps([10.0, 20.0, 30.0])
         >>> log.add_tokens(7, first, 2), log.add_tokens(8, first + 2, 1)
         (None, None)
-        >>> list(log.token_us(7)), log.num_tokens(7)
-        ([10.0, 20.0], 2)
+        >>> list(log.token_us(7))
+        [10.0, 20.0]
     """
 
     __slots__ = ("_dropped", "_forgotten", "_runs", "_times")
@@ -57,26 +55,12 @@ class StepLog:
         else:
             run += (first, first + count)
 
-    def num_tokens(self, id: int) -> int:
-        """Tokens of a request so far."""
-        run = self._runs.get(id, ())
-        return sum(run[1::2]) - sum(run[::2])
-
     def token_us(self, id: int) -> array[float]:
-        """When each of a request's tokens was delivered, on the device's clock.
-
-        Raises:
-            ArgumentError: it has none, or was forgotten.
-        """
-        run = self._runs.get(id)
-        if run is None:
-            raise ArgumentError(
-                f"request {id} has no token in this log: it failed before its first, or was "
-                "forgotten; ask before forget()"
-            )
-        times, dropped = self._times, self._dropped
-        found = times[run[0] - dropped : run[1] - dropped]
-        for i in range(2, len(run), 2):
+        """When each of a request's tokens was delivered, on the device's clock; empty where it has
+        none, or was forgotten."""
+        run, times, dropped = self._runs.get(id, ()), self._times, self._dropped
+        found = array("d")
+        for i in range(0, len(run), 2):
             found += times[run[i] - dropped : run[i + 1] - dropped]
         return found
 

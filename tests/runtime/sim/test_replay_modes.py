@@ -119,7 +119,7 @@ def replayed(trace: list[Asked], policy: Policy, **options: Any) -> Seen:
     for output in mux.run():
         assert (output.token, output.error) == (None, None)
         token_us[output.id] = list(log.token_us(output.id))
-        assert log.num_tokens(output.id) == trace[output.id].output
+        assert len(token_us[output.id]) == trace[output.id].output
         log.forget(output.id)
         done.append(output.completion)
     mux._executor.pool.check()
@@ -207,7 +207,7 @@ def test_a_request_that_is_cancelled_keeps_the_times_that_it_had():
     assert next(outputs).id == other.id
     first.cancel()
     assert list(outputs) == []
-    assert log.num_tokens(first.id) >= 5
+    assert len(log.token_us(first.id)) >= 5
     assert log.token_us(first.id)[:5] == log.token_us(other.id)
     mux.close()
     assert mux._executor.pool.poll() == mux._executor.pool.usage.held == 0
@@ -242,8 +242,7 @@ def test_a_log_drops_the_steps_of_those_forgotten():
     assert list(log.token_us(8000)) == [8000.0]
     assert log.num_steps == 9000
     assert len(log._times) == 1000
-    with pytest.raises(ArgumentError, match="request 5 has no token in this log"):
-        log.token_us(5)
+    assert list(log.token_us(5)) == []
 
 
 def test_a_request_that_paused_has_steps_in_pieces():
@@ -252,4 +251,3 @@ def test_a_request_that_paused_has_steps_in_pieces():
     log.add_tokens(0, 0, 2)
     log.add_tokens(0, 3, 1)
     assert list(log.token_us(0)) == [1.0, 2.0, 4.0]
-    assert log.num_tokens(0) == 3

@@ -25,7 +25,7 @@ executor = SimExecutor(preset("qwen3-8b"), device, num_pages=64, checks=False)
 policy = StaticSplit(32, predictor=predictor)
 mux = Multiplexer(executor, policy=policy, log=log, timeline=Timeline.off(132))
 mux.submit(VirtualTokens(900, (1,)), SamplingParams(max_new_tokens=9, ignore_eos=True))
-assert [log.num_tokens(output.id) for output in mux.run()] == [9]
+assert [len(log.token_us(output.id)) for output in mux.run()] == [9]
 assert callable(presets)
 assert SimServer("qwen3-8b").kv_tokens == 700_000
 assert "torch" not in sys.modules, sorted(name for name in sys.modules if "smkern" in name)
