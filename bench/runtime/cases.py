@@ -22,7 +22,6 @@ MIXED = "mixed_forward"
 HANDOVER, MEMORY = "switch_handover_us", "graph_memory_mib"
 MISMATCHES, ABLATION = "token_mismatches", "ablation"
 SERVED_RATE, SERVED_TRY = "served", "served_try"
-HOST_GAP = "decode_gap_us"
 SOAK_MINUTES, SOAK_LEAKS = "soak_minutes", "soak_leaks"
 
 

@@ -10,14 +10,13 @@ from smkern.bench.runtime.cases import (
     ABLATION,
     GAP_RUNG,
     HOST,
-    HOST_GAP,
     MEMORY,
     OURS,
     Cell,
     RuntimePlan,
 )
 from smkern.bench.runtime.figures import percentile
-from smkern.bench.runtime.watch import Watched, Workload
+from smkern.bench.runtime.watch import Workload
 from smkern.bench.runtime.workload import Sizes, open_executor
 from smkern.garbage import seldom_collected
 from smkern.models import Weights
@@ -65,43 +64,23 @@ def host_cells(
     workload: Workload = HOST_WORKLOAD,
 ) -> Iterator[Cell]:
     """Host time of a step with 128 requests that decode, beside prompts: poll, decide, launch; and
-    the decode lane's gaps, each with the next step prepared ahead or not, and with one step
-    launched at a time or two: two steps hide the host, a prepared one needs less of it."""
+    the decode lane's gaps, with one step launched at a time or two, which hide the host."""
     rung = sizes.rungs[0]
     with open_executor(weights, sizes) as executor:
         executor.capture([None, rung], [workload.running], [sizes.max_context])
-        workload.watch(executor, StaticSplit(rung, layers=1, steps=1), WARM_S)
-        found: dict[tuple[bool, int], Watched] = {}
-        for ahead in (True, False):
-            for steps in (1, 2):
-                policy = StaticSplit(rung, layers=1, steps=steps)
-                found[ahead, steps] = one = workload.watch(
-                    executor, policy, seconds, prepare_ahead=ahead
-                )
-                case = {"prepare_ahead": ahead, "steps": steps}
-                yield gap_cell(plan, one, **case) | {"running": workload.running, "rung": rung}
-        first, second = found[True, 1], found[True, 2]
+        one, two = (StaticSplit(rung, layers=1, steps=steps) for steps in (1, 2))
+        workload.watch(executor, one, WARM_S)
+        first, second = (workload.watch(executor, policy, seconds) for policy in (one, two))
         yield plan.cell(HOST, OURS, round(percentile(first.control_us, 0.5), 2), "us") | {
             "p99": round(percentile(first.control_us, 0.99), 2),
             "two_steps_p50": round(percentile(second.control_us, 0.5), 2),
             "two_steps_p99": round(percentile(second.control_us, 0.99), 2),
+            "two_steps_between_us": second.figures()["between_us"],
             "running": workload.running,
             "rung": rung,
             "graphs_missed": len(executor.graphs.missed),
             **first.figures(),
         }
-
-
-def gap_cell(plan: RuntimePlan, found: Watched, **case: Any) -> Cell:
-    """The decode lane's gaps from a step's end to the next one's begin, and the host's part."""
-    gaps = found.gaps_us
-    return plan.cell(HOST_GAP, OURS, round(percentile(gaps, 0.5), 2), "us", **case) | {
-        "p99": round(percentile(gaps, 0.99), 2),
-        "late": round(found.late, 4),
-        "control_us_p50": round(percentile(found.control_us, 0.5), 2),
-        "control_us_p99": round(percentile(found.control_us, 0.99), 2),
-        **found.figures(),
-    }
 
 
 def ablation_cells(

@@ -100,7 +100,6 @@ class Workload:
         preheat_s: float = 0.0,
         clock: Clock | None = None,
         watts: Any = None,
-        **options: Any,
     ) -> Watched:
         """Serve until the windows that count are as long as asked for; then all is cancelled.
 
@@ -111,12 +110,11 @@ class Workload:
             preheat_s: Windows that begin earlier under load do not count.
             clock: Read while a window lasts.
             watts: A power meter, read at the end of each window.
-            options: Of the `Multiplexer`.
 
         Raises:
             WatchError: rows that did not all decode, or grow, for a minute.
         """
-        serving = _Serving(self, executor, policy, clock or NoClock(), watts, options)
+        serving = _Serving(self, executor, policy, clock or NoClock(), watts)
         with seldom_collected():
             return serving.run(seconds, preheat_s)
 
@@ -171,12 +169,6 @@ class Watched:
         return [after.end_us - before.end_us for before, after in self._pairs]
 
     @property
-    def late(self) -> float:
-        """Share of steps that the host launched when the one before was over already."""
-        pairs = self._pairs
-        return sum(b.launched_us > a.end_us for a, b in pairs) / max(len(pairs), 1)
-
-    @property
     def keys(self) -> float:
         """Mean keys of a row, over the steps."""
         return statistics.fmean(span_keys(span) for span in self.spans)
@@ -227,13 +219,12 @@ class _Serving:
         policy: Policy,
         clock: Clock,
         watts: Any,
-        options: dict[str, Any],
     ) -> None:
         device = executor.device
         self._load = workload
         self._now_us = device.now_us
         self._timeline = Timeline(device.num_sms, clock=device.now_us, capacity=CAPACITY)
-        self._mux = Multiplexer(executor, policy=policy, timeline=self._timeline, **options)
+        self._mux = Multiplexer(executor, policy=policy, timeline=self._timeline)
         self._clock, self._meter = clock, watts
         self._readings: list[Reading] = []
         draw, vocab = Random(1), executor.config.vocab_size

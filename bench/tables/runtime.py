@@ -22,7 +22,6 @@ COSTS = {
     cases.gap_name(2): "the same, two steps launched",
     cases.OVERHEAD: "prefill layer by layer over one launch, minus 1",
     cases.HOST: "host time of a step, 128 requests decode, p50, us",
-    cases.HOST_GAP: "from a decode step's end to the next one's begin, 128 requests, p50, us",
     cases.SWITCH: "host time of a switch, p50, us",
     f"{cases.HANDOVER}_p50": "hand-over of SMs, p50, us",
     f"{cases.HANDOVER}_p99": "hand-over of SMs, p99, us",
@@ -209,7 +208,6 @@ def costs_table(cells: Iterable[Cell]) -> str:
 def _cost(cell: Cell, name: str, label: str) -> list[str]:
     more = {k: v for k, v in cell["case"].items() if k not in ("model", "name")}
     said = ", beside decode" if more.pop("beside", False) else ""
-    said += "" if more.pop("prepare_ahead", True) else ", not prepared ahead"
     said += "".join(f", {v} {k}" for k, v in more.items())
     limit = MOST.get(name, LEAST.get(name))
     value = f"{cell['value']:g}" + (f" (p99 {cell['p99']:g})" if "p99" in cell else "")

@@ -36,7 +36,6 @@ class BatchLauncher:
         queues: Requests and pages.
         invariant: Whether chunks are cut so that attention computes every prompt the same way.
         flush: Gives requests what is owed to them, before they are looked at one by one.
-        prepares_ahead: Whether the next steps of an unchanged batch are prepared behind the last.
 
     Raises:
         ArgumentError: forwards too small to cut every prompt so.
@@ -55,7 +54,6 @@ class BatchLauncher:
         queues: RequestQueues,
         invariant: bool,
         flush: Callable[[], None],
-        prepares_ahead: bool,
     ) -> None:
         self.batch: PrefillBatch | None = None
         self.preempted: PrefillBatch | None = None
@@ -81,7 +79,6 @@ class BatchLauncher:
         self._mixed: Ticket | None = None
         self._forming: list[int] | None = None
         self.flush = flush
-        self._prepares_ahead = prepares_ahead
 
     @property
     def steady(self) -> SteadyBatch | None:
@@ -112,7 +109,7 @@ class BatchLauncher:
         if steady is None:
             return
         steady.count()
-        if is_rich and steady.extend(self._queues, count) and self._prepares_ahead:
+        if is_rich and steady.extend(self._queues, count):
             with suppress(Exception):  # `decode` prepares what this did not, or says why not
                 self._executor.prepare_next(steady.requests, count)
 

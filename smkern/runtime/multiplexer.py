@@ -55,7 +55,6 @@ class Multiplexer:
         batch_invariant: The decoder's mode: prompts are cut, and begun anew, so that a request's
             tokens are the same, bit for bit, as when it runs alone.
         impatient: Whether the side of a split that grows moves at once; see `Interleaver`.
-        prepare_ahead: Whether the next step of an unchanged batch is prepared behind the last one.
         stall_timeout_s: A launch that is not over for so long is reported.
         timeline: Where launches, decisions and tokens are recorded. None: a new one, which says
             beside each launch how long the policy's `predictor`, if it has one, expects it to take.
@@ -88,12 +87,11 @@ class Multiplexer:
         preemption: Preemption = "recompute",
         batch_invariant: bool = False,
         impatient: bool = False,
-        prepare_ahead: bool = True,
         stall_timeout_s: float = STALL_S,
         timeline: Timeline | None = None,
         log: StepLog | None = None,
     ) -> None:
-        flags = {"batch_invariant": batch_invariant, "prepare_ahead": prepare_ahead}
+        flags = {"batch_invariant": batch_invariant}
         seed, device = check_options(timeline, log, tokenizer, seed, flags), device_of(executor)
         policy = checked_policy(Chunked() if policy is None else policy, device)
         self.timeline = timeline = timeline or Timeline(
@@ -109,9 +107,8 @@ class Multiplexer:
             lambda error: self._scheduler.report(error),
         )  # fmt: skip
         self._launcher = BatchLauncher(
-            executor, self._lanes, self._queues, batch_invariant, lambda: self._outputs.flush(),
-            prepare_ahead,
-        )  # fmt: skip
+            executor, self._lanes, self._queues, batch_invariant, lambda: self._outputs.flush()
+        )
         self._meter = StatsMeter(timeline, config=executor.config)
         self._inputs = InputProcessor(executor, tokenizer, Random(seed), batch_invariant)
         self._outputs = OutputProcessor(

@@ -36,7 +36,6 @@ def serve(
     seed: int = 0,
     preemption: Preemption = "recompute",
     impatient: bool = False,
-    prepare_ahead: bool = True,
     stall_timeout_s: float = STALL_S,
     timeline: Timeline | None = None,
 ) -> Multiplexer:
@@ -61,8 +60,7 @@ def serve(
         rungs: Rungs to capture decode graphs for; None among them is the whole device. Others
             are captured by a `step` that finds nothing to do. None: all.
         graph_limit_bytes: Limit of the memory of decode graphs.
-        tokenizer, seed, preemption, impatient, prepare_ahead, stall_timeout_s, timeline: See
-            `Multiplexer`.
+        tokenizer, seed, preemption, impatient, stall_timeout_s, timeline: See `Multiplexer`.
 
     Raises:
         ArgumentError: settings that cannot be, a pool of another device or model, or a part of a
@@ -111,7 +109,6 @@ def serve(
         preemption=preemption,
         batch_invariant=model.batch_invariant,
         impatient=impatient,
-        prepare_ahead=prepare_ahead,
         stall_timeout_s=stall_timeout_s,
         timeline=timeline,
     )

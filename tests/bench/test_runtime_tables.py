@@ -100,16 +100,6 @@ def test_costs_have_their_limits():
     assert "| rungs whose lanes share a hardware queue | 1 of 1 |  |" in table
 
 
-def test_gaps_say_what_was_off():
-    gaps = [
-        PLAN.cell("decode_gap_us", "smkern", us, "us", prepare_ahead=ahead, steps=1)
-        for ahead, us in ((True, 40.0), (False, 90.0))
-    ]
-    table = costs_table([cell | {"p99": 99.0} for cell in gaps])
-    assert "128 requests, p50, us, 1 steps | 40 (p99 99) |  |" in table
-    assert "128 requests, p50, us, not prepared ahead, 1 steps | 90 (p99 99) |  |" in table
-
-
 def test_the_ablation_lists_every_variant():
     table = ablation_table(cells())
     assert table.count("\n") == 1 + len(VARIANTS)

@@ -80,7 +80,7 @@ TARGETS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "Multiplexer": (
         lambda **given: serve(Multiplexer(sim_executor(), **given)),
         ("policy", "tokenizer", "seed", "preemption", "batch_invariant", "impatient",
-         "prepare_ahead", "stall_timeout_s", "timeline", "log"),
+         "stall_timeout_s", "timeline", "log"),
     ),
     "submit": (
         lambda **given: serve(Multiplexer(sim_executor(), tokenizer=Letters()), **given),

@@ -343,15 +343,3 @@ def test_in_the_loop(seed: int, steps: int, alone: list[list[int]]):
     mux.close()
     rig.pool.check()
     assert rig.pool.usage.held == 0
-
-
-def test_nothing_is_prepared_where_that_is_turned_off(alone: list[list[int]]):
-    rig = Rig()
-    for request in rig.requests:
-        rig.pool.release(request)
-    mux = Multiplexer(rig.executor, policy=StaticSplit(32), prepare_ahead=False)
-    handles = [mux.submit(prompt, SamplingParams(NEW)) for prompt in PROMPTS]
-    assert len(list(mux.run())) == len(PROMPTS) * NEW
-    assert "behind" not in rig.notes
-    assert [list(handle.tokens) for handle in handles] == alone
-    mux.close()
