@@ -19,6 +19,8 @@ from smkern.partition.driver import IGNORE_COSCHEDULING, cuda_driver
 PAIR = 2
 EIGHT = 8
 RANDOM_DRAWS = 5
+WITNESSES = 512
+"""CTAs that say on which SM they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class Driver:
 
     def __init__(self) -> None:
         self._cuda = cuda_driver(0)
+
+    def sms_of(self, green: Green) -> tuple[int, ...]:
+        """The ids of the SMs that its work reaches, in order."""
+        return tuple(sorted(set(self._cuda.smids(green.stream.cuda_stream, WITNESSES))))
 
     def pairs(self) -> list[Any]:
         """The device's groups of 2 SMs, as the driver lists them."""

@@ -51,14 +51,14 @@ class Candidates:
             yield f"order:{name}", self.driver.create(taken)
 
 
-def find_candidates(driver: Driver, reader: Reader) -> Candidates:
+def find_candidates(driver: Driver) -> Candidates:
     """Ask each of the driver's groups where it lies, then order them."""
 
     def sms_of(groups: Sequence[Any]) -> list[tuple[int, ...]]:
         found = []
         for group in groups:
             with closing(driver.create([group])) as green:
-                found.append(reader.sms_of(green.stream))
+                found.append(driver.sms_of(green))
         return found
 
     pairs, (eights, rest) = driver.pairs(), driver.eights()
@@ -113,7 +113,7 @@ class Choices:
 
     def _seen(self, name: str, green: Green) -> Green:
         """The same with the count of SMs that its work reaches, which is what it was granted."""
-        seen = len(self.reader.sms_of(green.stream))
+        seen = len(self.driver.sms_of(green))
         if seen == green.num_sms:
             return green
         self.errors[f"{name}: granted {green.num_sms} SMs"] = f"its work ran on {seen}"
@@ -159,7 +159,7 @@ def run(rungs: Sequence[int], results: Results, output: Output) -> None:
         reader = best_reader(places, first.data, among=[results.meta.get("reader")])
     results.meta["reader"] = reader.shape.name
     driver = Driver()
-    candidates = find_candidates(driver, reader)
+    candidates = find_candidates(driver)
     eighths = [n for n in rungs if n % EIGHT == 0 and n <= candidates.by_eights]
     with ExitStack() as stack:
         ladders = {"smkern": stack.enter_context(smkern.ladder(list(rungs)))}

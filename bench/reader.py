@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from smkern.kernels.cuda_source import compile_cuda
-from smkern.kernels.driver import check, libcuda
+from smkern.kernels.driver import check, launch_kernel, load_function
 
 SOURCE = "reader.cu"
 VECTOR_BYTES = 16
@@ -20,8 +19,6 @@ L2_BYTES = 12 << 20
 """What is read again and again to measure L2, at most: its halves may hold a copy each."""
 L2_READ_BYTES = 512 << 20
 """What a launch reads from L2 in all, about."""
-WITNESSES, STAY_NS = 512, 20_000
-"""CTAs that say on which SM they are, and how long each stays there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +65,6 @@ def compile_reader(shape: ReaderShape, capability: tuple[int, int]) -> bytes:
     return compile_cuda(SOURCE, shape.defines, f"sm_{capability[0]}{capability[1]}")
 
 
-def load_kernels(cubin: bytes, names: Iterable[str]) -> dict[str, ctypes.c_void_p]:
-    """Kernels that launch on streams of any context."""
-    lib = libcuda()
-    library = ctypes.c_void_p()
-    none, zero = ctypes.c_void_p(None), ctypes.c_uint(0)
-    check(
-        lib.cuLibraryLoadData(ctypes.byref(library), cubin, none, none, zero, none, none, zero),
-        "cuLibraryLoadData",
-    )
-    kernels = {}
-    for name in names:
-        kernel = ctypes.c_void_p()
-        check(
-            lib.cuLibraryGetKernel(ctypes.byref(kernel), library, name.encode()),
-            f"cuLibraryGetKernel({name})",
-        )
-        kernels[name] = kernel
-    return kernels
-
-
 @dataclass(slots=True)
 class Reader:
     """Reads a buffer of a GPU once a launch, from as many SMs as its stream's partition has.
@@ -101,10 +78,8 @@ class Reader:
     device: int = 0
     shape: ReaderShape = SHAPES[0]
     data: Any = None
-    _kernels: dict[str, ctypes.c_void_p] = field(default_factory=dict)
-    _sink: Any = None
-    _arguments: Any = None
-    _keep: tuple[Any, ...] = ()
+    _function: Any = field(init=False)
+    _sink: Any = field(init=False)
 
     def __post_init__(self) -> None:
         import torch
@@ -119,18 +94,8 @@ class Reader:
         self._sink = torch.zeros(1, dtype=torch.int32, device=where)
         torch.cuda.synchronize(self.device)
         cubin = compile_reader(self.shape, info.capability)
-        self._kernels = load_kernels(cubin, ("stream_read", "record_sm"))
-        self._arguments, self._keep = self._reading(self.data.numel(), 1)
-
-    def _reading(self, size: int, passes: int) -> tuple[Any, tuple[Any, ...]]:
-        """Arguments that read the first `size` bytes so many times."""
-        return _packed(
-            ctypes.c_void_p(self.data.data_ptr()),
-            ctypes.c_ulonglong(size // VECTOR_BYTES),
-            ctypes.c_void_p(self._sink.data_ptr()),
-            ctypes.c_uint(0),
-            ctypes.c_uint(passes),
-        )
+        with torch.cuda.device(where):
+            self._function = load_function(cubin, "stream_read", 0)
 
     @property
     def num_bytes(self) -> int:
@@ -143,8 +108,7 @@ class Reader:
 
     def launch(self, num_sms: int, raw_stream: int) -> None:
         """Enqueue one read of the whole buffer by `num_sms` SMs' worth of CTAs."""
-        grid, block = num_sms * self.shape.ctas_per_sm, self.shape.threads
-        _launch(self._kernels["stream_read"], grid, block, raw_stream, self._arguments)
+        self._read(num_sms, raw_stream, self.num_bytes, 1)
 
     def l2_bytes(self, num_sms: int) -> int:
         """Bytes that `launch_l2` reads."""
@@ -153,35 +117,18 @@ class Reader:
 
     def launch_l2(self, num_sms: int, raw_stream: int) -> None:
         """Enqueue reads of a few MB over and over by `num_sms` SMs' worth of CTAs."""
+        self._read(num_sms, raw_stream, *l2_reading(self.shape, num_sms))
+
+    def _read(self, num_sms: int, raw_stream: int, size: int, passes: int) -> None:
+        """Enqueue reads of the first `size` bytes so many times."""
+        values = (
+            ctypes.c_void_p(self.data.data_ptr()),
+            ctypes.c_ulonglong(size // VECTOR_BYTES),
+            ctypes.c_void_p(self._sink.data_ptr()),
+            ctypes.c_uint(0),
+            ctypes.c_uint(passes),
+        )
+        params = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         grid, block = num_sms * self.shape.ctas_per_sm, self.shape.threads
-        arguments, _keep = self._reading(*l2_reading(self.shape, num_sms))
-        _launch(self._kernels["stream_read"], grid, block, raw_stream, arguments)
-
-    def sms_of(self, stream: Any) -> tuple[int, ...]:
-        """The ids of the SMs that a stream's work reaches, in order."""
-        import torch
-
-        where = torch.device("cuda", self.device)
-        out = torch.full((WITNESSES,), -1, dtype=torch.int32, device=where)
-        torch.cuda.synchronize(self.device)
-        arguments, _keep = _packed(ctypes.c_void_p(out.data_ptr()), ctypes.c_ulonglong(STAY_NS))
-        _launch(self._kernels["record_sm"], WITNESSES, 32, stream.cuda_stream, arguments)
-        torch.cuda.synchronize(self.device)
-        return tuple(sorted(set(out.tolist())))
-
-
-def _packed(*values: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Kernel arguments as the driver takes them, and what must outlive them."""
-    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    return pointers, values
-
-
-def _launch(
-    kernel: ctypes.c_void_p, grid: int, block: int, raw_stream: int, arguments: Any
-) -> None:
-    one, uint = ctypes.c_uint(1), ctypes.c_uint
-    code = libcuda().cuLaunchKernel(
-        kernel, uint(grid), one, one, uint(block), one, one, uint(0),
-        ctypes.c_void_p(raw_stream), arguments, ctypes.c_void_p(None),
-    )  # fmt: skip
-    check(code, f"cuLaunchKernel({grid} CTAs of {block} threads)")
+        code = launch_kernel()(self._function, grid, 1, 1, block, 1, 1, 0, raw_stream, params, None)
+        check(code, f"cuLaunchKernel({grid} CTAs of {block} threads)")

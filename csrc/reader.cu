@@ -50,15 +50,3 @@ stream_read(const uint4* __restrict__ data, unsigned long long vectors, unsigned
   }
   if (impossible && seen == 0) *sink = 1;
 }
-
-// out[CTA] = the SM it runs on; it stays for `nanoseconds`, so that later CTAs go to other SMs.
-extern "C" __global__ void record_sm(unsigned* out, unsigned long long nanoseconds) {
-  unsigned sm;
-  unsigned long long begin, now;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < nanoseconds);
-  if (threadIdx.x == 0) out[blockIdx.x] = sm;
-}

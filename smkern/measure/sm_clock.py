@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from smkern.errors import DeviceError
+from smkern.kernels.driver import check, launch_kernel, load_function
 
 READINGS = 1 << 10
 """Readings of the clock that are kept: the last so many."""
@@ -69,26 +69,17 @@ class OneThread:
     """
 
     def __init__(self, ptx: bytes, name: str, words: int, device: int) -> None:
-        from cuda.bindings import driver
-
-        self._cuda: Any = driver
-        self._name = name
         self.out = torch.zeros(words, dtype=torch.int64, device=f"cuda:{device}")
         torch.cuda.synchronize(device)
-        code, self._module = driver.cuModuleLoadData(ptx)
-        self._check(code, "cuModuleLoadData")
-        code, self._function = driver.cuModuleGetFunction(self._module, name.encode())
-        self._check(code, "cuModuleGetFunction")
+        with torch.cuda.device(device):
+            self._function = load_function(ptx, name, 0)
+        self._at = ctypes.c_void_p(self.out.data_ptr())
+        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._at))
 
     def launch(self, stream: int) -> None:
         """Launch it; can be captured."""
-        args = ((self.out.data_ptr(),), (ctypes.c_void_p,))
-        code = self._cuda.cuLaunchKernel(self._function, 1, 1, 1, 1, 1, 1, 0, stream, args, 0)
-        self._check(code[0], "cuLaunchKernel")
-
-    def _check(self, code: Any, call: str) -> None:
-        if int(code):
-            raise DeviceError(f"{call} of the {self._name} failed with {code!s}")
+        code = launch_kernel()(self._function, 1, 1, 1, 1, 1, 1, 0, stream, self._params, None)
+        check(code, "cuLaunchKernel")
 
 
 class Clock(Protocol):

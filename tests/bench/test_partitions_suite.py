@@ -50,9 +50,6 @@ class FakeReader:
         spread = len({sm // 2 % 2 for sm in sms})
         self.clock.us += 8000.0 / num_sms / spread * (1.0 if self.shape.loads == 8 else 1.1)
 
-    def sms_of(self, stream) -> tuple[int, ...]:
-        return tuple(sorted(stream.cuda_stream.sms))
-
     def tbps(self, us: float) -> float:
         return SIZE / us / 1e6
 
@@ -73,6 +70,9 @@ class FakeDriver:
 
     def one_group(self, num_sms: int) -> Green:
         return self.create([SimpleNamespace(sms=BY_GPC[:num_sms])])
+
+    def sms_of(self, green: Green) -> tuple[int, ...]:
+        return tuple(sorted(green.stream.cuda_stream.sms))
 
     def torch_green(self, num_sms: int) -> Green:
         raise RuntimeError("built without green contexts")
