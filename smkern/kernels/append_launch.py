@@ -1,9 +1,9 @@
-"""From an append problem to its launch: variants, compilation, parameters, the interpreter."""
+"""From an append problem to its launch: variants, compilation, parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
 from smkern.kernels.compile import Artifact
@@ -19,9 +19,6 @@ from smkern.tuning.append import (
     num_ctas,
     q_count,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 POINTERS = (
     "q_ptr", "k_ptr", "v_ptr", "out_ptr", "k_cache_ptr", "v_cache_ptr", "table_ptr", "indptr_ptr",
@@ -184,66 +181,3 @@ class AppendKernels:
 def first_step(batch: int) -> int:
     """First step of the bisection for a token's request: the largest power of two below `batch`."""
     return (1 << (batch - 1).bit_length()) >> 1 if batch > 1 else 0
-
-
-def launch_interpreted(
-    problem: AppendProblem,
-    config: AppendConfig,
-    budget: Budget,
-    *,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    kv_lens: Tensor,
-    q: Tensor | None = None,
-    out: Tensor | None = None,
-    page_indptr: Tensor | None = None,
-    cu_q_lens: Tensor | None = None,
-    positions: Tensor | None = None,
-    cos_sin: Tensor | None = None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-    k_scale: float | Tensor = 1.0,
-    v_scale: float | Tensor = 1.0,
-) -> int:
-    """The same launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
-
-    Tensors are those of the operators, in fp16 (the interpreter gets bf16 wrong); caches fp16 or
-    float8_e4m3fn; scales floats or 1-element fp32 tensors.
-
-    Returns:
-        Number of CTAs launched.
-    """
-    import torch
-
-    from smkern.kernels.append_triton import append_rows
-
-    real, whole = torch.zeros(1), torch.zeros(2, dtype=torch.int32)
-    if problem.cache_dtype == "fp8":
-        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    scales = [(real, x) if isinstance(x, float) else (x, 1.0) for x in (k_scale, v_scale)]
-    step = 0
-    if positions is not None:
-        step = positions.element_size() // 4
-        positions = positions.view(torch.int32)
-    q_strides = (0, 0) if q is None else q.stride()[:2]
-    out_strides = (0, 0) if out is None else out.stride()[:2]
-    variant = variant_of(problem, config, 80)
-    ctas = num_ctas(problem, config, budget)
-    append_rows[(ctas,)](
-        k if q is None else q, k, v, k if out is None else out, k_cache, v_cache, page_table,
-        whole if page_indptr is None else page_indptr, kv_lens,
-        whole if cu_q_lens is None else cu_q_lens, whole if positions is None else positions,
-        real if cos_sin is None else cos_sin, real if q_norm is None else q_norm,
-        real if k_norm is None else k_norm, scales[0][0], scales[1][0],
-        *q_strides, *k.stride()[:2], *v.stride()[:2], *out_strides, *k_cache.stride()[:3],
-        *v_cache.stride()[:3], page_table.stride(0), 0 if cos_sin is None else cos_sin.stride(0),
-        problem.tokens, problem.batch, first_step(problem.batch), page_table.shape[-1],
-        k_cache.shape[0], 1 if cos_sin is None else cos_sin.shape[0], step,
-        int(scales[0][0] is not real), int(scales[1][0] is not real), eps, scales[0][1],
-        scales[1][1], **variant.constants,
-    )  # fmt: skip
-    return ctas

@@ -1,9 +1,9 @@
-"""From a grouped GEMM to its launch: variants, compilation, tensor maps, the interpreter."""
+"""From a grouped GEMM to its launch: variants, compilation, tensor maps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smkern.kernels.aot import (
     KernelSet,
@@ -18,9 +18,6 @@ from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of, num_ctas
 from smkern.tuning.moe import VECTOR
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 WS_NUMBERS = ("rows", "num_experts", "n", "expert_rows", "half_rows", "out_stride", "tiles_n",
               "k_iters")  # fmt: skip
@@ -84,7 +81,7 @@ def _same_kernel(x: GroupedConfig, y: GroupedConfig) -> bool:
 
 
 def pointer_constants(variant: GroupedVariant) -> dict[str, Any]:
-    """Compile-time parameters of the pointer kernel, without PDL."""
+    """Compile-time parameters of the pointer kernel."""
     return {
         "BLOCK_M": variant.block_m,
         "BLOCK_N": variant.block_n,
@@ -93,6 +90,7 @@ def pointer_constants(variant: GroupedVariant) -> dict[str, Any]:
         "GLU": variant.swiglu,
         "UNIT": variant.unit,
         "EXPERTS": variant.experts,
+        "PDL": variant.capability >= OVERLAP_FROM,
     }
 
 
@@ -103,7 +101,7 @@ def _pointer_source(variant: GroupedVariant) -> KernelSource:
     return KernelSource(
         fn=grouped_pointer,
         signature={k: f"*{variant.dtype}" if kind == "*x" else kind for k, kind in kinds},
-        constants=pointer_constants(variant) | {"PDL": variant.capability >= OVERLAP_FROM},
+        constants=pointer_constants(variant),
         aligned=("a_ptr", "w_ptr", "out_ptr") if variant.unit == VECTOR else (),
         num_warps=variant.num_warps,
         capability=variant.capability,
@@ -223,28 +221,3 @@ def _bind_ws(
         run(stream, a, w, out, offsets)
 
     return launch
-
-
-def launch_interpreted(
-    problem: GroupedProblem,
-    config: GroupedConfig,
-    budget: Budget,
-    a: Tensor,
-    w: Tensor,
-    expert_offsets: Tensor,
-    out: Tensor,
-) -> int:
-    """The pointer kernel in Triton's interpreter on CPU tensors; needs TRITON_INTERPRET=1.
-
-    Returns:
-        Number of CTAs launched.
-    """
-    from smkern.kernels.grouped_triton import grouped_pointer
-
-    variant = variant_of(problem, config, 80)
-    ctas = num_ctas(problem, config, budget)
-    grouped_pointer[(ctas,)](
-        a, w, expert_offsets, out, *pointer_numbers(problem, config, variant.unit),
-        **pointer_constants(variant), PDL=False,
-    )  # fmt: skip
-    return ctas

@@ -1,10 +1,10 @@
-"""From a row operator's problem to its launch: variants, compilation, parameters, interpreter."""
+"""From a row operator's problem to its launch: variants, compilation, parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smkern.kernels.aot import KernelSet, KernelSource, compile_source
 from smkern.kernels.compile import Artifact
@@ -19,9 +19,6 @@ from smkern.tuning.rows import (
     pieces,
     shapes_of,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Launch = Callable[..., None]
 """launch(stream, *addresses, *numbers): see PARAMETERS."""
@@ -170,25 +167,3 @@ class RowsKernels:
         fmt = "".join(words.get(kind, "Q") for kind in PARAMETERS[problem.op].values())
         overlap = may_overlap(config.pdl, budget, self.capability)
         return self._set.bind(variant, fmt, num_ctas(problem, config, budget), overlap=overlap)
-
-
-def launch_interpreted(
-    problem: RowsProblem, config: RowsConfig, budget: Budget, *arguments: Tensor | float
-) -> int:
-    """The same launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
-
-    Args:
-        problem: Problem over fp16 rows (the interpreter gets bf16 wrong).
-        config: Configuration to run.
-        budget: SM budget.
-        arguments: The kernel's arguments, with tensors for addresses.
-
-    Returns:
-        Number of CTAs launched.
-    """
-    from smkern.kernels import rows_triton
-
-    variant = variant_of(problem, config, 80)
-    ctas = num_ctas(problem, config, budget)
-    getattr(rows_triton, f"{problem.op}_rows")[(ctas,)](*arguments, **variant.constants)
-    return ctas

@@ -7,13 +7,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smkern.kernels.aot import KernelSet, KernelSource, compile_source
 from smkern.kernels.compile import Artifact
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PARAMETERS = {
     "words_ptr": "*i32", "finished_ptr": "*u8", "table_ptr": "*i32", "records_ptr": "*i32",
@@ -171,25 +168,3 @@ class SlotKernel:
 def grids(max_ctas: int) -> tuple[int, ...]:
     """The grids prepared in advance: powers of two below `max_ctas`, and `max_ctas`."""
     return (*(1 << i for i in range((max_ctas - 1).bit_length())), max_ctas)
-
-
-def launch_interpreted(
-    layout: SlotLayout, ctas: int, words: Tensor, finished: Tensor, table: Tensor, records: Tensor,
-    count: int,
-) -> None:  # fmt: skip
-    """The launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
-
-    Args:
-        layout: Layout of rows and records.
-        ctas: Size of the grid.
-        words: [layout.size] int32.
-        finished: [rows] uint8.
-        table: [rows, max_pages] int32.
-        records: int32: `count` records, then the numbers that they refer to.
-        count: Number of records.
-    """
-    from smkern.kernels import slots_triton
-
-    constants = SlotVariant(layout.stop_tokens, 80).constants
-    sizes = layout.rows, layout.max_pages
-    slots_triton.update_slots[(ctas,)](words, finished, table, records, count, *sizes, **constants)

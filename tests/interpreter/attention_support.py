@@ -10,7 +10,8 @@ from torch import Tensor
 
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import plan_items
-from smkern.kernels.attention.triton_launch import launch_interpreted
+from smkern.kernels.attention.triton_device import attention_items
+from smkern.kernels.attention.triton_launch import passes
 from smkern.ops.reference.fp8 import dequantize
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 from tests.ops.attention.by_hand import attention_by_hand
@@ -152,18 +153,41 @@ def run(
     if case.scaled:
         out = torch.zeros(given.q.shape, dtype=torch.float8_e4m3fn)
         out_scale = torch.full((len(out), out[0].numel() // 128), torch.nan)
-    grids = launch_interpreted(
-        problem, config, budget, given.q, given.k_cache, given.v_cache, given.page_table, plan,
-        workspace, out=out, lse=lse, page_indptr=given.page_indptr, sinks=given.sinks,
-        scale=case.scale, softcap=case.softcap, k_scale=case.k_scale, v_scale=case.v_scale,
-        out_scale=out_scale,
-    )  # fmt: skip
+    q, table, indptr, absent = given.q, given.page_table, given.page_indptr, torch.zeros(1)
+    caches = [x.view(torch.uint8) if case.fp8 else x for x in (given.k_cache, given.v_cache)]
+    scales = [
+        (x, 1.0) if isinstance(x, Tensor) else (absent, x) for x in (case.k_scale, case.v_scale)
+    ]
+    steps = passes(problem, config, budget, capability=80, aligned=False)
+    for step in steps:
+        attention_items[(step.num_ctas,)](
+            q, *caches, out, lse, table, plan if indptr is None else indptr,
+            absent if given.sinks is None else given.sinks, *(x for x, _ in scales),
+            plan[step.count // 4 :], plan[step.items // 4 :],
+            typed(workspace, step.counters, torch.int32),
+            typed(workspace, step.partials, torch.float32),
+            typed(workspace, step.stats, torch.float32),
+            *q.stride()[:2], *out.stride()[:2], *(x for each in caches for x in each.stride()[:3]),
+            0 if case.flat else table.stride(0), table.shape[-1], len(caches[0]), len(q),
+            case.kv_heads, case.window, 1, int(case.flat),
+            *(int(x is not absent) for x, _ in scales),
+            case.head_dim**-0.5 if case.scale is None else case.scale, case.softcap,
+            *(factor for _, factor in scales),
+            *((absent, 0, 0) if out_scale is None else (out_scale, *out_scale.stride())),
+            **step.variant.constants,
+        )  # fmt: skip
     per_sm = config.ctas_per_sm if budget.confined == "mask" else 1
-    assert grids[0] <= budget.num_sms * per_sm
+    assert steps[0].num_ctas <= budget.num_sms * per_sm
     assert not workspace[: layout.decode_out].any()
     if out_scale is not None:
         out = dequantize(out.flatten(1), out_scale).view(out.shape)
     return out, lse
+
+
+def typed(workspace: Tensor, at: int, dtype: torch.dtype) -> Tensor:
+    """The workspace from byte `at`; a valid pointer even if nothing is left."""
+    rest = workspace[at:]
+    return (rest if rest.numel() >= 4 else workspace.new_zeros(4)).view(dtype)
 
 
 def check(case: Case, budget: Budget | None = None, config: AttentionConfig | None = None) -> None:

@@ -9,12 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from smkern.kernels.append_launch import launch_interpreted
+from smkern.kernels.append_launch import variant_of
+from smkern.kernels.append_triton import append_rows
+from smkern.ops.append.call import Call, numbers_of, problem_of
+from smkern.ops.append.operators import APPEND
+from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import append as reference
 from smkern.rope import Rope
-from smkern.tuning.append import AppendConfig, Budget
-from tests.ops.append_cases import FP8, NAMES, Case, make, problem
+from smkern.tuning.append import AppendConfig, Budget, num_ctas
+from tests.ops.append_cases import FP8, NAMES, Case, make
 
+WORDS = {FP8: torch.uint8, torch.int64: torch.int32}
+"""What a kernel reads these as."""
 CONFIG, THREE = AppendConfig(4), Budget(3, "grid")
 RAGGED = ((3, 40), (0, 5), (1, 1), (9, 9), (2, 33), (0, 0), (1, 16))
 PLAIN = Case(RAGGED, q_heads=0, gap=8)
@@ -42,6 +48,7 @@ GRID = {
     "many-heads": replace(BASE, q_heads=40, kv_heads=40),
     "flat": replace(BASE, flat=True),
     "flat-plain": replace(PLAIN, flat=True, page_size=1),
+    "unaligned": replace(BASE, gap=3),
     "heads-first": replace(BASE, heads_first=True),
     "positions": replace(BASE, options=BASE.options | {"positions": WHERE.int()}),
     "long-positions": replace(BASE, options=BASE.options | {"positions": WHERE}),
@@ -70,10 +77,17 @@ def inputs(case: Case) -> dict[str, Any]:
     return given
 
 
-def launch(case: Case, given: dict[str, Any], config: AppendConfig, budget: Budget, **more) -> None:
-    found = problem(make(case), plain=not case.q_heads, whole=False)
-    tensors = {name: x for name, x in given.items() if name != "interleaved"}
-    launch_interpreted(found, config, budget, **tensors, **more)
+def launch(given: dict[str, Any], config: AppendConfig, budget: Budget) -> None:
+    call = Call(**given)
+    problem = problem_of(call, aligned(APPEND, call))
+    assert problem is not None
+    tensors = (getattr(call, name) for name in APPEND.arguments[1:])
+    present = (x if isinstance(x, Tensor) else call.k for x in tensors)
+    append_rows[(num_ctas(problem, config, budget),)](
+        *(x.view(WORDS.get(x.dtype, x.dtype)) for x in present),
+        *(+x for x in numbers_of(call)),  # the interpreter takes no bool
+        **variant_of(problem, config, 80).constants,
+    )
 
 
 def check(case: Case, config: AppendConfig = CONFIG, budget: Budget = THREE) -> None:
@@ -85,7 +99,7 @@ def check(case: Case, config: AppendConfig = CONFIG, budget: Budget = THREE) -> 
         reference.qk_norm_rope_append(**same, out=want)
     else:
         reference.append_kv(**same)
-    launch(case, given, config, budget)
+    launch(given, config, budget)
     turned = case.rope is not None or case.norm
     rtol, atol = (0.13, 2e-3) if case.cache_dtype is FP8 else (2e-3, 2e-3)
     close(given["k_cache"], same["k_cache"], rtol=rtol if turned else 0, atol=atol if turned else 0)
@@ -112,7 +126,7 @@ def test_any_budget_and_shape_of_a_cta(config: AppendConfig, budget: Budget) -> 
 def test_q_may_be_written_in_place() -> None:
     given, same = inputs(BASE), inputs(BASE)
     want = reference.qk_norm_rope_append(**same)
-    launch(BASE, given, CONFIG, Budget(2, "grid"), out=given["q"])
+    launch(given | {"out": given["q"]}, CONFIG, Budget(2, "grid"))
     torch.testing.assert_close(given["q"], want, rtol=2e-3, atol=2e-3)
     assert torch.equal(given["k"], same["k"])
 
@@ -131,7 +145,7 @@ def test_bad_lengths_and_pages_write_nothing(flat: bool) -> None:
     out = torch.full(given["q"].shape, torch.nan).half()
     want = torch.full_like(out, torch.nan)
     reference.qk_norm_rope_append(**same, out=want)
-    launch(case, given, CONFIG, Budget(2, "grid"), out=out)
+    launch(given | {"out": out}, CONFIG, Budget(2, "grid"))
     for name in ("k_cache", "v_cache"):
         assert torch.equal(given[name].isnan(), same[name].isnan())
 
@@ -144,7 +158,7 @@ def test_e4m3_by_hand_is_torchs() -> None:
     case = Case(((tokens, tokens),), q_heads=0, kv_heads=1, cache_dtype=FP8, page_size=256)
     given = inputs(case)
     given["k"] = every.half().view(tokens, 1, 64)
-    launch(case, given, AppendConfig(16), Budget(1, "grid"))
+    launch(given, AppendConfig(16), Budget(1, "grid"))
     pages = given["page_table"][0, : tokens // 256].long()
     got = given["k_cache"].view(torch.uint8)[pages].flatten()
     want = every.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from smkern.kernels import moe_permute_triton, moe_triton
-from smkern.kernels.grouped_launch import launch_interpreted
+from smkern.kernels import grouped_triton, moe_permute_triton, moe_triton
+from smkern.kernels.grouped_launch import pointer_constants, pointer_numbers, variant_of
 from smkern.kernels.moe_launch import (
     count_constants,
     few_constants,
@@ -20,7 +20,7 @@ from smkern.kernels.moe_launch import (
     unpermute_constants,
 )
 from smkern.ops.reference import moe as reference
-from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem
+from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, num_ctas
 from smkern.tuning.moe import MoeConfig, PermuteProblem, TopkProblem, UnpermuteProblem
 
 NAN = float("nan")
@@ -151,6 +151,14 @@ def test_unpermutation(tokens: int, experts: int, top_k: int, residual: bool, hi
         torch.testing.assert_close(out, wanted, rtol=2e-3, atol=2e-3)
 
 
+def run_grouped(problem: GroupedProblem, num_sms: int, *tensors: Tensor) -> None:
+    config = GroupedConfig("pointer", 16, 16, 16, 4, 2)
+    variant = variant_of(problem, config, 80)
+    grouped_triton.grouped_pointer[(num_ctas(problem, config, Budget(num_sms, "grid")),)](
+        *tensors, *pointer_numbers(problem, config, variant.unit), **pointer_constants(variant)
+    )
+
+
 COUNTS: dict[str, tuple[int, ...]] = {
     "even": (4, 4, 4, 4, 4),
     "skewed": (0, 37, 1, 0, 16),
@@ -175,8 +183,7 @@ def test_grouped_gemm(counts: tuple[int, ...], swiglu: bool, n: int, k: int, num
     problem = GroupedProblem(
         rows, len(counts), n, k, swiglu, "fp16", unit == 8, k, k, w.stride(0), n
     )
-    config = GroupedConfig("pointer", 16, 16, 16, 4, 2)
-    assert launch_interpreted(problem, config, Budget(num_sms, "grid"), a, w, offsets, out) >= 1
+    run_grouped(problem, num_sms, a, w, offsets, out)
     wanted = reference.grouped_gemm(a, w, offsets, swiglu=swiglu)
     wanted[offsets[-1] :] = NAN
     torch.testing.assert_close(out, wanted, rtol=4e-3, atol=1e-2, equal_nan=True)
@@ -191,8 +198,7 @@ def test_bad_offsets_stay_inside(offsets: Any) -> None:
     guarded = torch.full((9 + 32, 8), NAN).half()
     given = torch.tensor(offsets).int()
     problem = GroupedProblem(9, 3, 8, 16, False, "fp16", True, 16, 16, 128, 8)
-    config = GroupedConfig("pointer", 16, 16, 16, 4, 2)
-    launch_interpreted(problem, config, Budget(1, "grid"), a, w, given, guarded[16:25])
+    run_grouped(problem, 1, a, w, given, guarded[16:25])
     assert guarded[:16].isnan().all()
     assert guarded[25:].isnan().all()
     clamped = given.clamp(0, 9).tolist()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from smkern.kernels.rows_launch import launch_interpreted
+from smkern.kernels import rows_triton
+from smkern.kernels.rows_launch import variant_of
 from smkern.ops.reference import rows as reference
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, numbers_of, problem_of
-from smkern.tuning.rows import Budget, RowsConfig, shapes_of
+from smkern.tuning.rows import Budget, RowsConfig, num_ctas, shapes_of
 
 GRID = Budget(3, "grid", True)
 MASK = Budget(2, "mask", True)
@@ -28,12 +29,15 @@ def poisoned(rows: int, cols: int, pad: int = 0) -> torch.Tensor:
 
 
 def interpret(call: Any, config: RowsConfig | None = None, budget: Budget = GRID) -> int:
-    """A call with its result, by the first configuration of its kind or by another."""
+    """A call with its result, by the first configuration of its kind or by another; its CTAs."""
     problem = problem_of(call, all(x.data_ptr() % 16 == 0 for x in call if torch.is_tensor(x)))
     assert problem is not None
     config = config or shapes_of(problem)[0]
     addresses = [x for x in call if torch.is_tensor(x)]
-    return launch_interpreted(problem, config, budget, *addresses, *numbers_of(call))
+    ctas, constants = num_ctas(problem, config, budget), variant_of(problem, config, 80).constants
+    kernel = getattr(rows_triton, f"{problem.op}_rows")
+    kernel[(ctas,)](*addresses, *numbers_of(call), **constants)
+    return ctas
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from smkern.kernels.slots_launch import RECORD, launch_interpreted
+from smkern.kernels import slots_triton
+from smkern.kernels.slots_launch import RECORD, SlotVariant
 from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import HostSender, Records, RowChange, RowUpdate
@@ -24,14 +25,16 @@ class InterpretedSender:
 
     def send(self, records: Records) -> None:
         state = self.state
-        launch_interpreted(
-            state.layout,
-            self.ctas,
+        layout = state.layout
+        slots_triton.update_slots[(self.ctas,)](
             state.words,
             state.finished.view(torch.uint8),
             state.page_table,
             torch.tensor(records.words + records.numbers, dtype=torch.int32),
             len(records.words) // RECORD,
+            layout.rows,
+            layout.max_pages,
+            **SlotVariant(layout.stop_tokens, 80).constants,
         )
 
 

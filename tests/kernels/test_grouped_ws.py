@@ -62,7 +62,7 @@ def test_parameters_are_packed_in_the_kernels_order() -> None:
     names = ["a_desc", "w_desc", "out_ptr", "offsets_ptr", *WS_NUMBERS]
     assert grouped_ws.arg_names[: len(names)] == names
     variant = variant_of(POINTER, configs_of(POINTER, 90)[0], 90)
-    constants = [*pointer_constants(variant), "PDL"]
+    constants = [*pointer_constants(variant)]
     assert grouped_pointer.arg_names == [*POINTER_SIGNATURE, *constants]
     numbers = pointer_numbers(POINTER, configs_of(POINTER, 90)[0], 1)
     assert len(POINTER_SIGNATURE) == 4 + len(numbers)
