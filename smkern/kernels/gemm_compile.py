@@ -113,17 +113,12 @@ def _constants(variant: Variant) -> dict[str, Any]:
 def _triton_source(variant: Variant):
     from triton.compiler import ASTSource
 
-    from smkern.kernels import gemm_glu_triton, gemm_triton
+    from smkern.kernels.gemm_triton import gemm_pointer, gemm_tma
 
-    if variant.swiglu:
-        kernels = gemm_glu_triton.gemm_glu_tma, gemm_glu_triton.gemm_glu_pointer
-    else:
-        kernels = gemm_triton.gemm_tma, gemm_triton.gemm_pointer
-    fn = kernels[0] if variant.kernel == "tma" else kernels[1]
+    fn = gemm_tma if variant.kernel == "tma" else gemm_pointer
     if variant.kernel == "tma":
-        x, y = variant.block_x, variant.block_y
-        if variant.swiglu:  # a box of gate rows, then one of up rows
-            x, y = (x // 2, y) if variant.swap else (x, y // 2)
+        # SwiGLU: a box of gate rows, then one of up rows
+        x, y = _stored(variant, variant.block_x, variant.block_y)
         operands = {
             f"{side}_desc": f"tensordesc<{variant.dtype}[{block}, {variant.block_k}]>"
             for side, block in (("x", x), ("y", y))

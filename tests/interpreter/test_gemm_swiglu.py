@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from smkern.kernels.gemm_glu_triton import gemm_glu_pointer, gemm_glu_tma
 from smkern.kernels.gemm_schedule import MAX_COUNTERS, make_schedule
+from smkern.kernels.gemm_triton import gemm_pointer, gemm_tma
 from smkern.ops.reference.swiglu import gemm_swiglu as reference
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
 
@@ -50,11 +50,9 @@ def run(a: Tensor, w: Tensor, config: GemmConfig, num_sms: int, *, maps: bool = 
             TensorDescriptor.from_tensor(side, [rows, config.block_k])
             for side, rows in zip((x, y), boxes, strict=True)
         ]
-        gemm_glu_tma[(schedule.num_ctas,)](*descriptors, *common, **constants)
+        gemm_tma[(schedule.num_ctas,)](*descriptors, *common, **constants)
     else:
-        gemm_glu_pointer[(schedule.num_ctas,)](
-            x, y, *common, x.stride(0), y.stride(0), k, **constants
-        )
+        gemm_pointer[(schedule.num_ctas,)](x, y, *common, x.stride(0), y.stride(0), k, **constants)
     assert not counters.any(), "counters are left behind"
     inside = torch.zeros_like(frame, dtype=torch.bool)
     inside[1 : m + 1, 8 : inner + 8] = True
