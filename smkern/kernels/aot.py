@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from smkern.kernels.compile import Artifact, artifact_of
 from smkern.kernels.driver import (
@@ -21,6 +22,7 @@ from smkern.kernels.driver import (
 from smkern.kernels.ledger import ledger
 
 _MAX_BOUND = 1024
+P = TypeVar("P")
 
 Launch = Callable[..., None]
 """launch(stream, *values): the kernel's run-time parameters in its order."""
@@ -228,3 +230,28 @@ class KernelSet:
                 found = self._loaded[key].bind(fmt, num_ctas, overlap=overlap)
                 self._bound[key, num_ctas, overlap] = found
             return found
+
+
+class FamilyKernels(ABC, Generic[P]):
+    """A family's kernels on one device; each variant is compiled and loaded once, and counted.
+
+    Args:
+        capability: Compute capability, such as 90.
+    """
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self._set = KernelSet()
+
+    @abstractmethod
+    def variants(self, problem: P) -> tuple[Any, ...]:
+        """All kernels for a problem's kind: of every configuration, budget and number of rows."""
+
+    def is_loaded(self, problem: P) -> bool:
+        """Whether `prepare` would compile and load nothing."""
+        return all(self._set.is_loaded(variant) for variant in self.variants(problem))
+
+    def _load(self, problem: P) -> None:
+        """Compile and load what is new of `variants`."""
+        for variant in self.variants(problem):
+            self._set.load(variant, variant.compile)

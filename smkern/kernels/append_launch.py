@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
+from smkern.kernels.aot import FamilyKernels, KernelSource, Launch, compile_source
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.append import (
@@ -149,31 +149,17 @@ def compile_append(variant: AppendVariant) -> Artifact:
     )
 
 
-class AppendKernels:
-    """The append kernels of one device; each variant is compiled and loaded once, and counted.
-
-    Args:
-        capability: Compute capability, such as 90.
-    """
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self._set = KernelSet()
+class AppendKernels(FamilyKernels[AppendProblem]):
+    """The append kernels of one device."""
 
     def variants(self, problem: AppendProblem) -> tuple[AppendVariant, ...]:
-        """The kernels for a problem's kind."""
         return variants_of(problem, self.capability)
-
-    def is_loaded(self, problem: AppendProblem) -> bool:
-        """Whether `prepare` would compile and load nothing."""
-        return all(self._set.is_loaded(x) for x in self.variants(problem))
 
     def prepare(self, problem: AppendProblem, config: AppendConfig, budget: Budget) -> Launch:
         """The launch of a problem within a budget; loads all kernels of its kind on first use."""
         mine = variant_of(problem, config, self.capability)
         if not self._set.is_loaded(mine):
-            for variant in self.variants(problem):
-                self._set.load(variant, variant.compile)
+            self._load(problem)
         overlap = may_overlap(config.overlap, budget, self.capability)
         return self._set.bind(mine, _FORMAT, num_ctas(problem, config, budget), overlap=overlap)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smkern.kernels.aot import (
-    KernelSet,
+    FamilyKernels,
     KernelSource,
     Launch,
     LoadedKernel,
@@ -154,33 +154,19 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
     return artifact_of(kernel, str(variant), variant.capability, VECTOR)
 
 
-class GroupedKernels:
-    """The grouped GEMM's kernels on one device; each is compiled and loaded once, and counted.
-
-    Args:
-        capability: Compute capability, such as 90.
-    """
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self._set = KernelSet()
+class GroupedKernels(FamilyKernels[GroupedProblem]):
+    """The grouped GEMM's kernels on one device."""
 
     def variants(self, problem: GroupedProblem) -> tuple[GroupedVariant, ...]:
-        """All kernels for a problem's kind, for any number of rows and budget."""
         wanted = configs_of(problem, self.capability)
         return tuple(
             dict.fromkeys(variant_of(problem, config, self.capability) for config in wanted)
         )
 
-    def is_loaded(self, problem: GroupedProblem) -> bool:
-        """Whether `prepare` would compile and load nothing."""
-        return all(self._set.is_loaded(variant) for variant in self.variants(problem))
-
     def prepare(self, problem: GroupedProblem, config: GroupedConfig, budget: Budget) -> Launch:
         """launch(stream, a, w, offsets, out); loads all kernels of the kind on first use."""
         mine = variant_of(problem, config, self.capability)
-        for variant in self.variants(problem):
-            self._set.load(variant, variant.compile)
+        self._load(problem)
         loaded = self._set.load(mine, mine.compile)
         ctas = num_ctas(problem, config, budget)
         overlap = may_overlap(config.pdl, budget, self.capability)

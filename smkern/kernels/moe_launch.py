@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
+from smkern.kernels.aot import FamilyKernels, KernelSource, Launch, compile_source
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.constraints import COUNTER_BYTES
@@ -192,32 +192,18 @@ def share_of(problem: PermuteProblem, config: MoeConfig, ctas: int) -> int:
     return -(-groups // ctas) * tokens
 
 
-class MoeKernels:
-    """Kernels for routing and the permutations on one device.
-
-    Args:
-        capability: Compute capability, such as 90.
-    """
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self._set = KernelSet()
+class MoeKernels(FamilyKernels[MoeProblem]):
+    """Kernels for routing and the permutations on one device."""
 
     def variants(self, problem: MoeProblem) -> tuple[MoeVariant, ...]:
-        """All kernels for a problem's kind: every CTA size, and both ways to permute."""
         both = (False, True) if isinstance(problem, PermuteProblem) else (False,)
         configs = [MoeConfig(warps, counted=counted) for warps in WARPS for counted in both]
         found = (x for config in configs for x in variants_of(problem, config, self.capability))
         return tuple(dict.fromkeys(found))
 
-    def is_loaded(self, problem: MoeProblem) -> bool:
-        """Whether `prepare` would compile and load nothing."""
-        return all(self._set.is_loaded(variant) for variant in self.variants(problem))
-
     def prepare(self, problem: MoeProblem, config: MoeConfig, budget: Budget) -> Launch:
         """The launch of a problem; loads all kernels of its kind that are new."""
-        for variant in self.variants(problem):
-            self._set.load(variant, variant.compile)
+        self._load(problem)
         ctas = num_ctas(problem, config, budget)
         overlap = may_overlap(config.pdl, budget, self.capability)
         bound = [

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.kernels.aot import KernelSet, KernelSource, compile_source
+from smkern.kernels.aot import FamilyKernels, KernelSource, Launch, compile_source
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.rows import (
@@ -19,9 +18,6 @@ from smkern.tuning.rows import (
     pieces,
     shapes_of,
 )
-
-Launch = Callable[..., None]
-"""launch(stream, *addresses, *numbers): see PARAMETERS."""
 
 PARAMETERS: dict[str, dict[str, str]] = {
     "rms_norm": {
@@ -138,31 +134,17 @@ def variant_of(problem: RowsProblem, config: RowsConfig, capability: int) -> Row
     )
 
 
-class RowsKernels:
-    """The row kernels of one device; each variant is compiled and loaded once, and counted.
-
-    Args:
-        capability: Compute capability, such as 90.
-    """
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self._set = KernelSet()
+class RowsKernels(FamilyKernels[RowsProblem]):
+    """The row kernels of one device."""
 
     def variants(self, problem: RowsProblem) -> tuple[RowsVariant, ...]:
-        """The kernels for a problem's kind."""
         return tuple(variant_of(problem, x, self.capability) for x in shapes_of(problem))
-
-    def is_loaded(self, problem: RowsProblem) -> bool:
-        """Whether `prepare` would compile and load nothing."""
-        return all(self._set.is_loaded(x) for x in self.variants(problem))
 
     def prepare(self, problem: RowsProblem, config: RowsConfig, budget: Budget) -> Launch:
         """The launch of a problem within a budget; loads all kernels of its kind on first use."""
         variant = variant_of(problem, config, self.capability)
         if not self._set.is_loaded(variant):
-            for each in self.variants(problem):
-                self._set.load(each, each.compile)
+            self._load(problem)
         words = {"i64": "q", "i32": "q", "fp32": "f4x"}
         fmt = "".join(words.get(kind, "Q") for kind in PARAMETERS[problem.op].values())
         overlap = may_overlap(config.pdl, budget, self.capability)

@@ -8,21 +8,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from smkern.kernels.aot import FamilyKernels, Launch
+from smkern.kernels.compile import Artifact
 from smkern.kernels.cuda_source import compile_cuda
-from smkern.kernels.driver import OVERLAP_FROM, check, launcher, load_function, may_overlap
-from smkern.kernels.ledger import ledger
+from smkern.kernels.driver import OVERLAP_FROM, check, launcher, may_overlap
 from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.sample import (
+    MAX_VOCAB,
     WARPS,
     Budget,
     Grid,
     SampleConfig,
+    SampleDtype,
     SampleProblem,
     grid_of,
 )
-
-Launch = Callable[..., None]
-"""launch(stream, *addresses, workspace, *numbers): see `params_packer`."""
 
 CANDIDATES = 2048
 """Tokens that fit the shared-memory search: kCandidates of csrc/sample_select.cuh."""
@@ -35,7 +35,7 @@ _DTYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
 class SampleVariant:
     """One compiled kernel."""
 
-    dtype: str
+    dtype: SampleDtype
     aligned: bool
     num_warps: int
     capability: int
@@ -47,10 +47,12 @@ class SampleVariant:
                  "THREADS": 32 * self.num_warps, "PDL": pdl}  # fmt: skip
         return tuple(f"{name}={int(value)}" for name, value in sizes.items())
 
-    def compile(self) -> bytes:
-        """Device code, compiled or from the disk cache. Needs no GPU."""
+    def compile(self) -> Artifact:
+        """Compile it (or take it from the disk cache). Needs no GPU."""
         arch = f"sm_{self.capability}" + ("a" if self.capability >= 90 else "")
-        return compile_cuda("sample.cu", self.defines, arch)
+        cubin = compile_cuda("sample.cu", self.defines, arch)
+        most = shared_bytes(SampleProblem(1, MAX_VOCAB, self.dtype, self.aligned))
+        return Artifact("sample", cubin, 32 * self.num_warps, most, (), (), 1)
 
 
 def shared_bytes(problem: SampleProblem) -> int:
@@ -94,41 +96,22 @@ def variants_of(problem: SampleProblem, capability: int) -> tuple[SampleVariant,
     )
 
 
-class SampleKernels:
-    """The sampler's kernels on one device; each variant is compiled and loaded once, and counted.
-
-    Args:
-        capability: Compute capability, such as 90.
-    """
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self._loaded: dict[SampleVariant, ctypes.c_void_p] = {}
-        self._lock = threading.Lock()
+class SampleKernels(FamilyKernels[SampleProblem]):
+    """The sampler's kernels on one device."""
 
     def variants(self, problem: SampleProblem) -> tuple[SampleVariant, ...]:
-        """All kernels for problems of this kind."""
         return variants_of(problem, self.capability)
 
-    def is_loaded(self, problem: SampleProblem) -> bool:
-        """Whether `prepare` would compile and load nothing."""
-        return all(variant in self._loaded for variant in self.variants(problem))
-
     def prepare(self, problem: SampleProblem, config: SampleConfig, budget: Budget) -> Launch:
-        """The launch of a problem with a configuration; loads all of its kind on first use."""
-        widest = SampleProblem(1, 1 << 18, problem.dtype, problem.aligned)
-        with self._lock:
-            for variant in self.variants(problem):
-                if variant not in self._loaded:
-                    cubin = variant.compile()
-                    self._loaded[variant] = load_function(cubin, "sample", shared_bytes(widest))
-                    ledger().append(variant)
+        """launch(stream, *addresses, workspace, *numbers): see `params_packer`; loads all of the
+        problem's kind on first use."""
+        self._load(problem)
         variant = SampleVariant(problem.dtype, problem.aligned, config.num_warps, self.capability)
         grid, lock = grid_of(problem, config, budget), threading.Lock()
         overlap = may_overlap(config.pdl, budget, self.capability)
         run = launcher(
-            self._loaded[variant], grid.num_ctas, 32 * config.num_warps, shared_bytes(problem),
-            overlap=overlap,
+            self._set.load(variant, variant.compile).function, grid.num_ctas,
+            32 * config.num_warps, shared_bytes(problem), overlap=overlap,
         )  # fmt: skip
         pack = params_packer(problem, grid)
         buffer = ctypes.create_string_buffer(_PARAMS.size)

@@ -19,7 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from smkern.kernels import aot
 from smkern.kernels import sample as kernels
+from smkern.kernels.compile import Artifact
 from smkern.kernels.cuda_source import source_folder
 from smkern.kernels.sample import SampleKernels, SampleVariant
 from smkern.ops.operator_dispatch import OperatorDispatcher
@@ -96,6 +98,10 @@ def host_kernel(folder: Path, dtype: str, aligned: bool, threads: int) -> ctypes
     return library
 
 
+def _words(variant: SampleVariant) -> Artifact:
+    return Artifact("sample", f"{variant.dtype} {variant.aligned}".encode(), 0, 0, (), (), 1)
+
+
 @dataclass(slots=True)
 class HostDevice:
     """A device whose kernels are the host's: streams, budgets, what was launched.
@@ -150,11 +156,9 @@ class HostDevice:
 
     def patch(self, patch: pytest.MonkeyPatch) -> HostDevice:
         """In the place of the driver and of CUDA's compiler."""
-        patch.setattr(kernels, "load_function", self.load)
+        patch.setattr(aot, "load_function", self.load)
         patch.setattr(kernels, "launcher", self.launcher)
-        patch.setattr(
-            SampleVariant, "compile", lambda self: f"{self.dtype} {self.aligned}".encode()
-        )
+        patch.setattr(SampleVariant, "compile", _words)
         return self
 
     def _select(self, problem: SampleProblem, budget: Budget) -> SampleConfig:

@@ -33,7 +33,7 @@ def test_the_kernels_numbers_are_ours():
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("warps", WARPS)
 def test_it_compiles_without_spills(dtype, aligned, warps, tmp_path):
-    registers, stack, _ = sizes(SampleVariant(dtype, aligned, warps, 90).compile(), tmp_path)
+    registers, stack, _ = sizes(SampleVariant(dtype, aligned, warps, 90).compile().cubin, tmp_path)
     assert stack == 0
     assert registers * 32 * RESIDENT_WARPS <= 65_536
 
@@ -45,7 +45,7 @@ def test_what_dispatch_chooses_on_other_devices_fits(capability, tmp_path):
     problem = SampleProblem(64, 128_256)
     config = SAMPLE_FAMILY.config(problem, Budget(32, "mask"), profile_of(capability))
     variant = SampleVariant(problem.dtype, problem.aligned, config.num_warps, capability)
-    registers, stack, static = sizes(variant.compile(), tmp_path)
+    registers, stack, static = sizes(variant.compile().cubin, tmp_path)
     assert stack == 0
     assert registers * 32 * config.num_warps <= 65_536
     most = shared_bytes(SampleProblem(1, MAX_VOCAB, "fp32"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
+from smkern.kernels.aot import FamilyKernels, KernelSource, Launch, compile_source
 from smkern.kernels.attention.args import MergeProblem
 from smkern.kernels.compile import Artifact
 from smkern.tuning.config import Budget, Dtype
@@ -102,30 +102,17 @@ class MergeVariant:
         )
 
 
-class MergeKernels:
-    """The merge kernels of one device; each variant is compiled and loaded once, and counted.
-
-    Args:
-        capability: Compute capability, such as 90.
-    """
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self._set = KernelSet()
+class MergeKernels(FamilyKernels[MergeProblem]):
+    """The merge kernels of one device."""
 
     def variants(self, problem: MergeProblem) -> tuple[MergeVariant, ...]:
-        """The kernel that merges such states."""
         kind = (problem.head_dim, problem.dtype, problem.aligned)
         return (MergeVariant(*kind, self.capability),)
-
-    def is_loaded(self, problem: MergeProblem) -> bool:
-        """Whether `prepare` would compile and load nothing."""
-        return self._set.is_loaded(*self.variants(problem))
 
     def prepare(self, problem: MergeProblem, config: None, budget: Budget) -> Launch:
         """The launch of a problem within a budget; loads its kernel if new."""
         (variant,) = self.variants(problem)
-        self._set.load(variant, variant.compile)
+        self._load(problem)
         most = budget.most_ctas(_CTAS_PER_SM)
         ctas = max(1, min(most, -(-problem.rows // variant.constants["ROWS"])))
         return self._set.bind(variant, _FORMAT, ctas, overlap=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smkern.kernels.aot import (
-    KernelSet,
+    FamilyKernels,
     KernelSource,
     Launch,
     LoadedKernel,
@@ -155,33 +155,19 @@ def _compile_ws(variant: ScaledGroupedVariant) -> Artifact:
     return artifact_of(kernel, str(variant), variant.capability, UNIT)
 
 
-class ScaledGroupedKernels:
-    """The grouped GEMMs of e4m3 of one device; each is compiled and loaded once, and counted.
-
-    Args:
-        capability: Compute capability, such as 90.
-    """
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self._set = KernelSet()
+class ScaledGroupedKernels(FamilyKernels[ScaledGroupedProblem]):
+    """The grouped GEMMs of e4m3 of one device."""
 
     def variants(self, problem: ScaledGroupedProblem) -> tuple[ScaledGroupedVariant, ...]:
-        """All kernels for a problem's kind, for any number of rows."""
         wanted = configs_of(problem, self.capability)
         return tuple(variant_of(problem, config, self.capability) for config in wanted)
-
-    def is_loaded(self, problem: ScaledGroupedProblem) -> bool:
-        """Whether `prepare` would compile and load nothing."""
-        return all(self._set.is_loaded(x) for x in self.variants(problem))
 
     def prepare(
         self, problem: ScaledGroupedProblem, config: GroupedConfig, budget: Budget
     ) -> Launch:
         """launch(stream, a, w, a_scale, w_scale, offsets, out); loads all kernels of the kind on
         first use."""
-        for variant in self.variants(problem):
-            self._set.load(variant, variant.compile)
+        self._load(problem)
         mine = variant_of(problem, config, self.capability)
         loaded = self._set.load(mine, mine.compile)
         overlap = may_overlap(config.pdl, budget, self.capability)

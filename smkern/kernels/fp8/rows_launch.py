@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
+from smkern.kernels.aot import FamilyKernels, KernelSource, Launch, compile_source
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.fp8_rows import Budget, QuantConfig, QuantProblem, choose, num_ctas
@@ -92,19 +92,10 @@ def kernels_of(problem: QuantProblem) -> tuple[str, ...]:
     return (problem.op,)
 
 
-class QuantKernels:
-    """The kernels of one device; each is compiled and loaded once, and counted.
-
-    Args:
-        capability: Compute capability, such as 90.
-    """
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self._set = KernelSet()
+class QuantKernels(FamilyKernels[QuantProblem]):
+    """The kernels of one device."""
 
     def variants(self, problem: QuantProblem) -> tuple[QuantVariant, ...]:
-        """The kernels for a problem's kind."""
         config = choose(problem, Budget(1, "grid"))
         return tuple(
             QuantVariant(
@@ -115,16 +106,13 @@ class QuantKernels:
             for kernel in kernels_of(problem)
         )  # fmt: skip
 
-    def is_loaded(self, problem: QuantProblem) -> bool:
-        """Whether `prepare` would compile and load nothing."""
-        return all(self._set.is_loaded(x) for x in self.variants(problem))
-
     def prepare(self, problem: QuantProblem, config: QuantConfig, budget: Budget) -> Launch:
         """The launch of a problem within a budget; loads its kernels on first use."""
-        ctas, overlap = num_ctas(problem, config, budget), self._overlaps(config, budget)
+        ctas = num_ctas(problem, config, budget)
+        overlap = may_overlap(config.pdl, budget, self.capability)
         runs = []
+        self._load(problem)
         for variant in self.variants(problem):
-            self._set.load(variant, variant.compile)
             words = {"i64": "q", "i32": "q", "fp32": "f4x"}
             kinds = PARAMETERS[variant.kernel].values()
             fmt = "".join(words.get(kind, "Q") for kind in kinds)
@@ -141,6 +129,3 @@ class QuantKernels:
             quantize_by(stream, x, scale, out, x_step, out_step, rows)
 
         return launch
-
-    def _overlaps(self, config: QuantConfig, budget: Budget) -> bool:
-        return may_overlap(config.pdl, budget, self.capability)
