@@ -146,12 +146,11 @@ def _tasks(
     problem: AttentionProblem, budget: Budget, configs: Sequence[AttentionConfig], dispatcher: Any
 ) -> Tasks:
     """The CUDA variants of the candidates, and the plan's kernel."""
-    from smkern.kernels.attention.cuda import compile_cuda_variant, compile_plan, variant_of
+    from smkern.kernels.attention.cuda import PlanVariant, variant_of
 
-    major, minor = dispatcher.profile.info.capability
-    found = {variant_of(problem, config) for config in configs if config.kernel == "cuda"}
-    tasks: Tasks = {x: partial(compile_cuda_variant, x, 10 * major + minor) for x in found}
-    return {"attention plan": partial(compile_plan, 10 * major + minor), **tasks}
+    sm = dispatcher.profile.info.sm
+    found = {variant_of(problem, config, sm) for config in configs if config.kernel == "cuda"}
+    return {x: x.compile for x in (PlanVariant(sm), *found)}
 
 
 FAMILY = MeasuredFamily(

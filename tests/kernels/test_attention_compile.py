@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from smkern.kernels import cuda_source
-from smkern.kernels.attention.cuda import CudaVariant, compile_cuda_variant
+from smkern.kernels.attention.cuda import CudaVariant
 from smkern.tuning.attention.constraints import cuda_team_bytes, most_teams
 from tests.kernels.cubins import needs_nvcc, told
 
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 def variant_of(head_dim: int, fp8_cache: bool, scaled: bool, rows: int) -> CudaVariant:
     return CudaVariant(
         kernel="attention_decode", head_dim=head_dim, fp16=False, fp8_cache=fp8_cache,
-        softcap=False, rows8=-(-rows // 8), teams=3, tma=False, scaled=scaled, rows4=rows <= 4,
+        softcap=False, rows8=-(-rows // 8), teams=3, tma=False, capability=90,
+        scaled=scaled, rows4=rows <= 4,
     )  # fmt: skip
 
 
@@ -32,7 +33,7 @@ def variant_of(head_dim: int, fp8_cache: bool, scaled: bool, rows: int) -> CudaV
 def test_no_code_brings_lanes_together(head_dim, fp8_cache, scaled, rows, tmp_path):
     """Where the compiler took them to part it checked before each shuffle: 9% of fp8's time."""
     variant = variant_of(head_dim, fp8_cache, scaled, rows)
-    text = told(compile_cuda_variant(variant, 90), tmp_path, "-sass")
+    text = told(variant.compile().cubin, tmp_path, "-sass")
     assert "HMMA" in text
     assert "BRA.DIV" not in text
     assert "WARPSYNC" not in text
@@ -44,7 +45,7 @@ def test_no_code_brings_lanes_together(head_dim, fp8_cache, scaled, rows, tmp_pa
 def test_prompts_of_e4m3_caches_come_by_boxes(head_dim, tmp_path):
     variant = variant_of(head_dim, True, False, 4)
     prompts = replace(variant, kernel="attention_prefill", teams=2, tma=True, brief=True)
-    text = told(compile_cuda_variant(prompts, 90), tmp_path, "-sass")
+    text = told(prompts.compile().cubin, tmp_path, "-sass")
     assert text.count("UTMALDG.4D") == 4, "of keys and values, two pages or two halves of a row"
     assert "F2FP.F16.E4M3.UNPACK_B" in text
 

@@ -6,8 +6,10 @@ import pytest
 
 from smkern.device import Budget
 from smkern.errors import ArgumentError
+from smkern.kernels import aot
 from smkern.kernels.attention import cuda, maps
 from smkern.kernels.attention.args import NUM_ADDRESSES, AttentionArguments
+from smkern.kernels.attention.launch import AttentionKernels
 from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 from smkern.tuning.constraints import shared_limit
 
@@ -20,10 +22,10 @@ def test_a_plan_overlaps_only_where_its_kernel_waits(
     capability, confined, overlaps, monkeypatch
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(cuda, "compile_plan", lambda capability: b"")
-    monkeypatch.setattr(cuda, "load_function", lambda *given: None)
+    monkeypatch.setattr(cuda, "compile_cuda", lambda *given: b"")
+    monkeypatch.setattr(aot, "load_function", lambda *given: None)
     monkeypatch.setattr(cuda, "launcher", lambda *given, overlap: asked.append(overlap))
-    kernels = cuda.CudaAttention(capability, lambda variant: None)
+    kernels = AttentionKernels(capability)
     kernels.plan(AttentionShape(1, 4, 2, 64, 16, 1, 64, 1, 64), Budget(16, confined, True))
     assert asked == [overlaps]
 
@@ -31,10 +33,10 @@ def test_a_plan_overlaps_only_where_its_kernel_waits(
 @pytest.mark.parametrize(("capability", "most"), [(80, 16_384), (86, 14_728), (90, 16_384)])
 def test_a_plan_has_the_requests_that_the_device_holds(capability, most, monkeypatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(cuda, "compile_plan", lambda capability: b"")
-    monkeypatch.setattr(cuda, "load_function", lambda cubin, name, shared: asked.append(shared))
+    monkeypatch.setattr(cuda, "compile_cuda", lambda *given: b"")
+    monkeypatch.setattr(aot, "load_function", lambda cubin, name, shared: asked.append(shared))
     monkeypatch.setattr(cuda, "launcher", lambda *given, overlap: None)
-    kernels = cuda.CudaAttention(capability, lambda variant: None)
+    kernels = AttentionKernels(capability)
     kernels.plan(AttentionShape(most, 4, 2, 64, 16, 1, 64, most, 64 * most), Budget(16, "mask"))
     assert asked[0] + cuda.PLAN_STATIC_BYTES <= shared_limit(divmod(capability, 10))
     with pytest.raises(

@@ -9,7 +9,7 @@ import pytest
 from smkern.device import Confinement
 from smkern.errors import DeviceError
 from smkern.kernels.attention.merge_triton import MergeVariant
-from smkern.kernels.attention.triton_compile import compile_triton, compile_variant, variants_of
+from smkern.kernels.attention.triton_compile import variants_of
 from smkern.kernels.compile import Artifact
 from smkern.tuning.attention import constraints
 from smkern.tuning.attention.select import select_attention
@@ -42,8 +42,14 @@ def chosen(
 
 
 def compile_chosen(wanted: AttentionProblem, capability: int) -> tuple[Artifact, ...]:
-    """By the chosen configuration; its kernels fit, or `compile_triton` raises."""
-    return compile_triton(wanted, chosen(wanted, capability), capability)
+    """By the chosen configuration; its kernels fit, or `compile` raises."""
+    return compile_all(wanted, chosen(wanted, capability), capability)
+
+
+def compile_all(
+    wanted: AttentionProblem, config: AttentionConfig, capability: int
+) -> tuple[Artifact, ...]:
+    return tuple(variant.compile() for variant in variants_of(wanted, config, capability))
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
@@ -54,7 +60,7 @@ def test_what_dispatch_chooses_fits_and_does_not_spill(capability, head_dim, max
     wanted = problem(max_q_len, head_dim=head_dim)
     config = chosen(wanted, capability)
     variants = variants_of(wanted, config, capability)
-    artifacts = compile_triton(wanted, config, capability)
+    artifacts = compile_all(wanted, config, capability)
     for variant, artifact in zip(variants, artifacts, strict=True):
         assert artifact.num_threads == 32 * variant.num_warps
         # a few words around the tensor memory of sm_100
@@ -75,7 +81,7 @@ def check_residency(wanted, config, capability, artifacts):
 def test_the_widest_heads_fit(capability, max_q_len):
     wanted = problem(max_q_len, head_dim=256)
     config = chosen(wanted, capability)
-    check_residency(wanted, config, capability, compile_triton(wanted, config, capability))
+    check_residency(wanted, config, capability, compile_all(wanted, config, capability))
     alone = chosen(wanted, capability, "grid")
     assert alone == replace(config, ctas_per_sm=1)
 
@@ -113,7 +119,8 @@ def test_an_fp8_cache_is_read_as_bytes_before_sm_89(capability, tmp_path):
 def test_strides_that_are_not_whole_compile():
     wanted = problem(64)
     for variant in variants_of(wanted, chosen(wanted, 90), 90, aligned=False):
-        assert compile_variant(variant).unit == 1
+        assert variant.kv_unit == 1
+        assert variant.compile().cubin
 
 
 def test_pages_are_gathered_by_wide_asynchronous_copies(tmp_path):
@@ -130,7 +137,7 @@ def test_what_does_not_fit_is_refused_with_the_limit():
     wanted = problem(4096, head_dim=256)
     config = AttentionConfig("triton", keys=128, num_warps=8, num_stages=3)
     with pytest.raises(DeviceError, match=r"232448.*fewer stages"):
-        compile_triton(wanted, config, 90)
+        compile_all(wanted, config, 90)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smkern.device import Budget
-from smkern.kernels.attention.cuda import PLAN_STATIC_BYTES, compile_plan
+from smkern.kernels.attention.cuda import PLAN_STATIC_BYTES, PlanVariant
 from smkern.kernels.cuda_source import source_folder
 from smkern.kernels.sample import CANDIDATES, SampleVariant, shared_bytes
 from smkern.tuning.constraints import shared_limit
@@ -55,7 +55,7 @@ def test_what_dispatch_chooses_on_other_devices_fits(capability, tmp_path):
 @needs_nvcc
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100])
 def test_the_plans_kernel_takes_the_shared_memory_that_is_counted(capability, tmp_path):
-    registers, stack, static = sizes(compile_plan(capability), tmp_path)
+    registers, stack, static = sizes(PlanVariant(capability).compile().cubin, tmp_path)
     reserved = 1024 if capability >= 90 else 0  # the system's, which is told with it
     assert static - reserved == PLAN_STATIC_BYTES
     assert registers * 1024 <= 65_536

@@ -27,7 +27,7 @@ from smkern.kernels import (
     rows_launch,
 )
 from smkern.kernels.append_launch import AppendKernels
-from smkern.kernels.attention import cuda, maps, triton_launch
+from smkern.kernels.attention import cuda, maps, triton_compile
 from smkern.kernels.attention.launch import AttentionKernels
 from smkern.kernels.compile import Artifact
 from smkern.kernels.gemm_launch import GemmKernels
@@ -109,7 +109,7 @@ def without_driver(launched: list[Launched] | None = None) -> Iterator[None]:
         (gemm_launch, "compile_variant", _artifact),
         (append_launch, "compile_append", _artifact),
         (rows_launch, "compile_source", _artifact),
-        (triton_launch, "compile_variant", _artifact),
+        (triton_compile, "compile_source", _artifact),
         (cuda, "compile_cuda", lambda *_: b""),
         (cuda_source, "compile_cuda", lambda *_: b""),
     )
@@ -179,7 +179,7 @@ class FakeLayer:
         )
         self.append = EagerOperator(APPEND, -1, appends, streams)
         attentions = AttentionDispatcher(
-            profile, lambda: AttentionKernels(0, CAPABILITY), select_attention, cuda.violations,
+            profile, lambda: AttentionKernels(CAPABILITY), select_attention, cuda.violations,
             ATTENTION_FAMILY.load(profile),
         )  # fmt: skip
         self.attention = EagerOperator(ATTENTION, -1, attentions, streams)

@@ -11,6 +11,7 @@ from math import log2
 from typing import Any
 
 from smkern.errors import ArgumentError
+from smkern.kernels.aot import KernelSet
 from smkern.kernels.attention.args import (
     NUM_ADDRESSES,
     AttentionArguments,
@@ -20,8 +21,9 @@ from smkern.kernels.attention.args import (
 )
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.maps import OperandMaps, tile_keys
+from smkern.kernels.compile import Artifact
 from smkern.kernels.cuda_source import compile_cuda
-from smkern.kernels.driver import check, launcher, load_function, may_overlap
+from smkern.kernels.driver import check, launcher, may_overlap
 from smkern.tuning.attention.constraints import (
     CUDA_CAPABILITY,
     CUDA_TEAM_THREADS,
@@ -69,6 +71,7 @@ class CudaVariant:
     rows8: int
     teams: int
     tma: bool
+    capability: int
     scaled: bool = False
     rows4: bool = False
     brief: bool = False
@@ -86,6 +89,24 @@ class CudaVariant:
         decode = self.kernel == "attention_decode"
         return CUDA_TEAM_THREADS * self.teams if decode else _PREFILL_THREADS
 
+    def compile(self) -> Artifact:
+        """Compile it (or take it from the disk cache). Needs no GPU."""
+        cubin = compile_cuda(f"{self.kernel}.cu", self.defines, _arch(self.capability))
+        return Artifact(self.kernel, cubin, self.threads, shared_limit(CUDA_CAPABILITY), (), (), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanVariant:
+    """The kernel that makes plans."""
+
+    capability: int
+
+    def compile(self) -> Artifact:
+        """Compile it (or take it from the disk cache). Needs no GPU."""
+        cubin = compile_cuda("attention_plan.cu", (), _arch(self.capability))
+        shared = 4 * most_requests(self.capability) + 64
+        return Artifact("attention_plan", cubin, _PLAN_THREADS, shared, (), (), 1)
+
 
 def most_requests(capability: int) -> int:
     """The most requests of a plan: fewer where a CTA has less shared memory (sm_86, sm_89)."""
@@ -100,7 +121,7 @@ def prefill_bytes(head_dim: int, fp8_cache: bool) -> int:
     return 1024 + 2 * (queries + 2 * 2 * tile) + 2 * tile * fp8_cache + 320
 
 
-def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVariant:
+def variant_of(problem: AttentionProblem, config: AttentionConfig, capability: int) -> CudaVariant:
     """The kernel variant that runs `problem` by `config`."""
     shape = problem.shape
     prefill = shape.has_prefill
@@ -113,6 +134,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
         rows8=-(-shape.decode_rows // 8),
         teams=3 if prefill else config.teams,
         tma=prefill and shape.page_size >= MIN_BOX,
+        capability=capability,
         scaled=problem.scaled,
         rows4=shape.decode_rows <= NARROW_ROWS,
         brief=not shape.has_decode,
@@ -174,124 +196,85 @@ def params_of(problem: AttentionProblem, args: AttentionArguments) -> bytes:
     return packed + _SCALES.pack(0, *args.scale_steps) if problem.scaled else packed
 
 
-def compile_cuda_variant(variant: CudaVariant, capability: int) -> bytes:
-    """Device code of a variant, compiled or from the disk cache. Needs no GPU."""
-    return compile_cuda(f"{variant.kernel}.cu", variant.defines, _arch(capability))
-
-
-def compile_plan(capability: int) -> bytes:
-    """Device code of the plan's kernel, compiled or from the disk cache. Needs no GPU."""
-    return compile_cuda("attention_plan.cu", (), _arch(capability))
-
-
 def _arch(capability: int) -> str:
     return f"sm_{capability}" + ("a" if capability >= 90 else "")
 
 
-class CudaAttention:
-    """The CUDA attention kernels of one device; each variant is compiled and loaded once.
+def prepare_cuda(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: int,
+    kernels: KernelSet,
+) -> Bind:  # fmt: skip
+    """Returns bind(sizes) for a problem's launches; loads its kernel if new."""
+    variant = variant_of(problem, config, capability)
+    function = kernels.load(variant, variant.compile).function
+    grid, shared = budget.num_sms, shared_bytes(variant, problem.shape.decode_rows)
+    overlap = may_overlap(config.overlap, budget, capability)
+    run = launcher(function, grid, variant.threads, shared, overlap=overlap)
+    maps, lock = OperandMaps(problem), threading.Lock()
+    uses_maps, scaled, pack = variant.tma, variant.scaled, _ADDRESSES.pack_into
 
-    Args:
-        capability: Compute capability, such as 90.
-        record: called with each variant that is compiled and loaded.
-    """
+    def bind(sizes: tuple[Any, ...]) -> Launch:
+        args = AttentionArguments.of([0] * NUM_ADDRESSES, sizes)
+        packed = params_of(problem, args)
+        params = ctypes.create_string_buffer(packed, len(packed))
+        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(params), maps.address)
 
-    def __init__(self, capability: int, record: Callable[[object], None]) -> None:
-        self.capability = capability
-        self._record = record
-        self._loaded: dict[CudaVariant, ctypes.c_void_p] = {}
-        self._plan: ctypes.c_void_p | None = None
-        self._lock = threading.Lock()
-
-    def is_loaded(self, problem: AttentionProblem, config: AttentionConfig) -> bool:
-        return variant_of(problem, config) in self._loaded
-
-    @property
-    def is_plan_loaded(self) -> bool:
-        return self._plan is not None
-
-    def prepare(self, problem: AttentionProblem, config: AttentionConfig, budget: Budget) -> Bind:
-        """Returns bind(sizes) for a problem's launches; loads its variant if new."""
-        variant = variant_of(problem, config)
-        function = self._function(variant)
-        grid, shared = budget.num_sms, shared_bytes(variant, problem.shape.decode_rows)
-        overlap = may_overlap(config.overlap, budget, self.capability)
-        run = launcher(function, grid, variant.threads, shared, overlap=overlap)
-        maps, lock = OperandMaps(problem), threading.Lock()
-        uses_maps, scaled, pack = variant.tma, variant.scaled, _ADDRESSES.pack_into
-
-        def bind(sizes: tuple[Any, ...]) -> Launch:
-            args = AttentionArguments.of([0] * NUM_ADDRESSES, sizes)
-            packed = params_of(problem, args)
-            params = ctypes.create_string_buffer(packed, len(packed))
-            pointers = (ctypes.c_void_p * 2)(ctypes.addressof(params), maps.address)
-
-            def launch(
-                stream: int, q: int, k: int, v: int, out: int, lse: int, table: int, indptr: int,
-                sinks: int, k_scale: int, v_scale: int, plan: int, workspace: int,
-                kv_lens: int = 0, cu_q_lens: int = 0, scratch: int = 0, out_scale: int = 0,
-            ) -> None:  # fmt: skip
-                with lock:
-                    pack(params, 0, q, k, v, out, lse, table, indptr, sinks, k_scale, v_scale,
-                         plan, workspace)  # fmt: skip
-                    if scaled:
-                        _ADDRESS.pack_into(params, _PARAMS.size, out_scale)
-                    if uses_maps:
-                        maps.point(args, q, k, v)
-                    code = run(stream, pointers)
-                if code:
-                    check(code, f"launching {grid} CTAs of {variant}")
-
-            return launch
-
-        return bind
-
-    def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch:
-        """The launch, of one CTA, that makes a plan of `shape` for `budget`.
-
-        Raises:
-            ArgumentError: the batch has more requests than a plan can hold.
-        """
-        most = most_requests(self.capability)
-        if shape.batch > most:
-            raise ArgumentError(
-                f"a plan of {shape.batch} requests: at most {most} fit the shared memory of sm_"
-                f"{self.capability}; split the batch"
-            )
-        with self._lock:
-            if self._plan is None:
-                cubin = compile_plan(self.capability)
-                self._plan = load_function(cubin, "attention_plan", 4 * most + 64)
-                self._record("attention_plan")
-        layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
-        overlap = may_overlap(True, budget, self.capability)
-        run = launcher(self._plan, 1, _PLAN_THREADS, shared, overlap=overlap)
-        lock = threading.Lock()
-        numbers = (
-            shape.batch, shape.group, shape.num_kv_heads, shape.max_q_len, shape.max_kv_len,
-            shape.max_tokens, int(shape.causal), shape.window, shape.decode_rows, layout.decode_at,
-            layout.prefill_at, layout.max_decode_items, layout.max_prefill_items,
-            layout.decode_slots, layout.prefill_slots, layout.num_counters, budget.num_sms,
-        )  # fmt: skip
-        packing = struct.Struct("4Q 17i 4x")
-
-        def launch(kv_lens: int, cu_q_lens: int, plan: int, workspace: int, stream: int) -> None:
-            packed = packing.pack(kv_lens, cu_q_lens, plan, workspace, *numbers)
-            params = ctypes.create_string_buffer(packed, packing.size)
-            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        def launch(
+            stream: int, q: int, k: int, v: int, out: int, lse: int, table: int, indptr: int,
+            sinks: int, k_scale: int, v_scale: int, plan: int, workspace: int,
+            kv_lens: int = 0, cu_q_lens: int = 0, scratch: int = 0, out_scale: int = 0,
+        ) -> None:  # fmt: skip
             with lock:
+                pack(params, 0, q, k, v, out, lse, table, indptr, sinks, k_scale, v_scale,
+                     plan, workspace)  # fmt: skip
+                if scaled:
+                    _ADDRESS.pack_into(params, _PARAMS.size, out_scale)
+                if uses_maps:
+                    maps.point(args, q, k, v)
                 code = run(stream, pointers)
             if code:
-                check(code, f"launching the plan of {shape}")
+                check(code, f"launching {grid} CTAs of {variant}")
 
         return launch
 
-    def _function(self, variant: CudaVariant) -> ctypes.c_void_p:
-        with self._lock:
-            if variant not in self._loaded:
-                cubin = compile_cuda_variant(variant, self.capability)
-                self._loaded[variant] = load_function(
-                    cubin, variant.kernel, shared_limit(CUDA_CAPABILITY)
-                )
-                self._record(variant)
-            return self._loaded[variant]
+    return bind
+
+
+def prepare_plan(
+    shape: AttentionShape, budget: Budget, capability: int, kernels: KernelSet
+) -> PlanLaunch:
+    """The launch, of one CTA, that makes a plan of `shape` for `budget`.
+
+    Raises:
+        ArgumentError: the batch has more requests than a plan can hold.
+    """
+    most = most_requests(capability)
+    if shape.batch > most:
+        raise ArgumentError(
+            f"a plan of {shape.batch} requests: at most {most} fit the shared memory of sm_"
+            f"{capability}; split the batch"
+        )
+    variant = PlanVariant(capability)
+    function = kernels.load(variant, variant.compile).function
+    layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
+    overlap = may_overlap(True, budget, capability)
+    run = launcher(function, 1, _PLAN_THREADS, shared, overlap=overlap)
+    lock = threading.Lock()
+    numbers = (
+        shape.batch, shape.group, shape.num_kv_heads, shape.max_q_len, shape.max_kv_len,
+        shape.max_tokens, int(shape.causal), shape.window, shape.decode_rows, layout.decode_at,
+        layout.prefill_at, layout.max_decode_items, layout.max_prefill_items,
+        layout.decode_slots, layout.prefill_slots, layout.num_counters, budget.num_sms,
+    )  # fmt: skip
+    packing = struct.Struct("4Q 17i 4x")
+
+    def launch(kv_lens: int, cu_q_lens: int, plan: int, workspace: int, stream: int) -> None:
+        packed = packing.pack(kv_lens, cu_q_lens, plan, workspace, *numbers)
+        params = ctypes.create_string_buffer(packed, packing.size)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        with lock:
+            code = run(stream, pointers)
+        if code:
+            check(code, f"launching the plan of {shape}")
+
+    return launch

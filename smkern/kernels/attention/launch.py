@@ -6,59 +6,50 @@ from smkern.errors import ArgumentError
 from smkern.kernels.aot import KernelSet
 from smkern.kernels.attention.args import Bind
 from smkern.kernels.attention.cuda import (
-    CudaAttention,
     CudaVariant,
     PlanLaunch,
-    compile_cuda_variant,
-    compile_plan,
+    PlanVariant,
+    prepare_cuda,
+    prepare_plan,
     variant_of,
 )
-from smkern.kernels.attention.triton_compile import AttentionVariant, compile_variant, variants_of
+from smkern.kernels.attention.triton_compile import AttentionVariant, variants_of
 from smkern.kernels.attention.triton_launch import prepare_triton
-from smkern.kernels.ledger import ledger
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-
-Compiled = CudaVariant | AttentionVariant | None
-"""A kernel compiled on its own; None is the plan's kernel."""
 
 
 class AttentionKernels:
     """Prepares launches of plans and of attention on one device.
 
     Args:
-        device_index: GPU index.
         capability: Compute capability, such as 90.
     """
 
-    def __init__(self, device_index: int, capability: int) -> None:
-        self.device_index, self.capability = device_index, capability
-        self._cuda = CudaAttention(capability, ledger().append)
-        self._triton = KernelSet()
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self._set = KernelSet()
 
     def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch:
         """The launch that makes a plan of `shape` for `budget`; see `PlanLaunch`."""
-        return self._cuda.plan(shape, budget)
+        return prepare_plan(shape, budget, self.capability, self._set)
 
-    def is_plan_loaded(self, shape: AttentionShape) -> bool:
+    def is_plan_loaded(self) -> bool:
         """Whether `plan` would compile and load nothing."""
-        return self._cuda.is_plan_loaded
+        return self._set.is_loaded(PlanVariant(self.capability))
 
     def variants(
         self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
     ) -> tuple[CudaVariant | AttentionVariant, ...]:
         """The kernels of a launch; `aligned` matters to Triton only."""
         if config.kernel == "cuda":
-            return (variant_of(problem, config),)
+            return (variant_of(problem, config, self.capability),)
         return variants_of(problem, config, self.capability, aligned)
 
     def is_loaded(
         self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
     ) -> bool:
         """Whether `prepare` would compile and load nothing."""
-        if config.kernel == "cuda":
-            return self._cuda.is_loaded(problem, config)
-        wanted = variants_of(problem, config, self.capability, aligned)
-        return all(self._triton.is_loaded(variant) for variant in wanted)
+        return all(map(self._set.is_loaded, self.variants(problem, config, aligned)))
 
     def prepare(
         self,
@@ -79,19 +70,9 @@ class AttentionKernels:
             ArgumentError: this build lacks the kernel.
         """
         if config.kernel == "cuda":
-            return self._cuda.prepare(problem, config, budget)
+            return prepare_cuda(problem, config, budget, self.capability, self._set)
         if config.kernel != "triton":
             raise ArgumentError(
                 f"attention kernel {config.kernel!r} is not in this build: use 'cuda' or 'triton'"
             )
-        return prepare_triton(problem, config, budget, self.capability, self._triton, aligned)
-
-
-def compile_attention(variant: Compiled, capability: int) -> None:
-    """Compile a kernel into the user's cache; needs no GPU."""
-    if variant is None:
-        compile_plan(capability)
-    elif isinstance(variant, CudaVariant):
-        compile_cuda_variant(variant, capability)
-    else:
-        compile_variant(variant)
+        return prepare_triton(problem, config, budget, self.capability, self._set, aligned)

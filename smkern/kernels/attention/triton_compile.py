@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from smkern.kernels.compile import Artifact, check_shared
+from smkern.kernels.aot import KernelSource, compile_source
+from smkern.kernels.compile import Artifact
 from smkern.tuning.attention.constraints import triton_config, triton_rows
 from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
@@ -108,6 +109,22 @@ class AttentionVariant:
     def kv_unit(self) -> int:
         return (16 if self.cache_dtype == "fp8" else 8) if self.aligned else 1
 
+    def compile(self) -> Artifact:
+        """Compile it (or take it from Triton's cache). Needs no GPU.
+
+        Raises:
+            DeviceError: it needs more shared memory than a CTA may have.
+        """
+        from smkern.kernels.attention.triton_device import attention_items
+
+        whole = _ALIGNED if self.aligned else ()
+        return compile_source(
+            KernelSource(
+                attention_items, _signature(self), self.constants, whole, self.num_warps,
+                self.capability, self.num_stages,
+            )
+        )  # fmt: skip
+
 
 def default_config(problem: AttentionProblem, path: Path, capability: int = 90) -> AttentionConfig:
     """The default for prefill or decode items; see `constraints.triton_config`."""
@@ -153,35 +170,6 @@ def variants_of(
     )
 
 
-def compile_variant(variant: AttentionVariant) -> Artifact:
-    """Compile one kernel (or take it from Triton's cache). Needs no GPU.
-
-    Raises `DeviceError` if it exceeds the device's shared memory.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from smkern.kernels.attention.triton_device import attention_items
-
-    signature = _signature(variant)
-    attrs: dict[tuple[int], list[list[Any]]] = {}
-    if variant.aligned:
-        names = attention_items.arg_names
-        attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in _ALIGNED}
-    kernel = triton.compile(
-        ASTSource(attention_items, signature, variant.constants, attrs),
-        target=GPUTarget("cuda", variant.capability, 32),
-        options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
-    )
-    meta = kernel.metadata
-    check_shared(str(variant), meta.shared, variant.capability)
-    return Artifact(
-        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
-        shared_bytes=meta.shared, swizzles=(), boxes=(), unit=variant.kv_unit,
-    )  # fmt: skip
-
-
 def _signature(variant: AttentionVariant) -> dict[str, str]:
     cache: str = variant.cache_dtype
     if cache == "fp8":
@@ -197,12 +185,4 @@ def _signature(variant: AttentionVariant) -> dict[str, str]:
         | dict.fromkeys(NUMBERS, "i32")
         | dict.fromkeys(SCALARS, "fp32")
         | dict(zip(SCALES, ("*fp32", "i64", "i64"), strict=True))
-        | dict.fromkeys(variant.constants, "constexpr")
     )
-
-
-def compile_triton(
-    problem: AttentionProblem, config: AttentionConfig, capability: int
-) -> tuple[Artifact, ...]:
-    """Compile the kernels of a launch into Triton's disk cache, in the order of `variants_of`."""
-    return tuple(compile_variant(v) for v in variants_of(problem, config, capability))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from smkern.kernels.aot import KernelSet
@@ -20,7 +19,6 @@ from smkern.kernels.attention.triton_compile import (
     POINTERS,
     STRIDES,
     AttentionVariant,
-    compile_variant,
     default_config,
     variants_of,
 )
@@ -82,7 +80,7 @@ def prepare_triton(
     """
     runs = []
     for step in passes(problem, config, budget, capability, aligned):
-        kernels.load(step.variant, partial(compile_variant, step.variant))
+        kernels.load(step.variant, step.variant.compile)
         runs.append((step, kernels.bind(step.variant, _FORMAT, step.num_ctas, overlap=False)))
     kv_heads, window = problem.shape.num_kv_heads, problem.shape.window
 

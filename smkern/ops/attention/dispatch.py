@@ -136,7 +136,7 @@ class AttentionDispatcher:
         """
         found = self._plans.get((shape, budget))
         if found is None:
-            if capturing and not self.kernels().is_plan_loaded(shape):
+            if capturing and not self.kernels().is_plan_loaded():
                 raise WarmupError(
                     f"the plan of {shape} needs a kernel that is not loaded, and a graph capture "
                     "cannot load one: call smkern.warmup(attention=[...], budgets=[...]), or "
@@ -176,7 +176,7 @@ def attention_dispatcher(index: int) -> AttentionDispatcher:
     def kernels() -> Any:
         from smkern.kernels.attention.launch import AttentionKernels
 
-        return AttentionKernels(index, profile.info.sm)
+        return AttentionKernels(profile.info.sm)
 
     return _dispatcher(profile, kernels)
 

@@ -20,6 +20,7 @@ from smkern.ops.attention.plan import PlanNumbers, empty_plan
 from smkern.ops.attention.plan_eager import EagerPlans, eager_plans
 from smkern.ops.checks import DTYPES, FP8, FP8_BLOCK
 from smkern.ops.operator import Operator
+from smkern.ops.operator_dispatch import Compile
 from smkern.ops.operator_warmup import joined, work_of_calls
 from smkern.ops.warming import Target, Work, room
 from smkern.tuning.attention.select import reachable
@@ -106,19 +107,6 @@ class AttentionCalls:
         return [(MERGE, Merge(outs, torch.zeros(states[:3], dtype=torch.float32, device=device)))]
 
 
-@dataclass(frozen=True, slots=True)
-class Compile:
-    """A kernel to compile into this user's cache; None is the plan's."""
-
-    variant: Any
-    capability: int
-
-    def __call__(self) -> None:
-        from smkern.kernels.attention.launch import compile_attention
-
-        compile_attention(self.variant, self.capability)
-
-
 def choices(
     dispatcher: AttentionDispatcher, calls: AttentionCalls, target: Target
 ) -> Iterator[Choice]:
@@ -145,6 +133,8 @@ def choices(
 
 def work_of(eager: EagerPlans, calls: AttentionCalls, target: Target) -> Work:
     """Sort choices by the kernels that they are made of; launch one of each."""
+    from smkern.kernels.attention.cuda import PlanVariant
+
     dispatcher, kernels = eager.dispatcher, eager.dispatcher.kernels()
     launched: dict[Any, Choice] = {}
     count = 0
@@ -159,12 +149,12 @@ def work_of(eager: EagerPlans, calls: AttentionCalls, target: Target) -> Work:
             for variant in variants
         )
     )
-    if not kernels.is_plan_loaded(calls.problems()[0].shape):
-        wanted.insert(0, None)
+    if not kernels.is_plan_loaded():
+        wanted.insert(0, PlanVariant(dispatcher.profile.info.sm))
     return Work(
         choices=count,
         variants=len({variant for variants in launched for variant in variants}) + 1,
-        compile=[Compile(variant, dispatcher.profile.info.sm) for variant in wanted],
+        compile=[Compile(variant) for variant in wanted],
         launches=[partial(launch_once, eager, *choice) for choice in launched.values()],
     )
 

@@ -14,7 +14,7 @@ from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.launch import AttentionKernels
 from smkern.kernels.attention.triton_compile import default_config
-from smkern.ops.attention.warmup import Compile
+from smkern.ops.operator_dispatch import Compile
 from smkern.tuning.attention.shapes import AttentionConfig
 from tests.gpu.attention.cases import Case, Step, make_step
 from tests.gpu.attention.truth import check
@@ -92,12 +92,10 @@ def compile_or_tell(task: Compile) -> None:
 
 def precompile(wanted: Iterable[tuple[Case, str | None]]) -> None:
     """Compile in parallel what tests will launch; the rest is loading."""
-    kernels = AttentionKernels(0, capability())
+    kernels = AttentionKernels(capability())
     variants = {
         each
         for case, backend in wanted
         for each in kernels.variants(case.problem, config_of(case, backend))
     }
-    compile_shared(
-        partial(compile_or_tell, Compile(each, capability())) for each in sorted(variants, key=repr)
-    )
+    compile_shared(partial(compile_or_tell, Compile(each)) for each in sorted(variants, key=repr))

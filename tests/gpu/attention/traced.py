@@ -42,7 +42,7 @@ class TracedKernels:
         size = TRACE_AT + 4 * TRACE_WORDS
         self.workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
         self.notes = Notes(self.workspace[TRACE_AT:].view(torch.int32))
-        self._kernels: Any = AttentionKernels(torch.cuda.current_device(), 10 * major + minor)
+        self._kernels: Any = AttentionKernels(10 * major + minor)
 
     def plan(self, shape: AttentionShape, budget: Budget) -> Any:
         with self._traced():

@@ -41,7 +41,7 @@ class FakeKernels:
     launches: list[tuple[str, int, Any]] = field(default_factory=list)
     lengths: dict[int, Any] = field(default_factory=dict)
 
-    def is_plan_loaded(self, shape: AttentionShape) -> bool:
+    def is_plan_loaded(self) -> bool:
         return self.plan_loaded
 
     def plan(self, shape: AttentionShape, budget: Budget) -> Any:
@@ -65,7 +65,7 @@ class FakeKernels:
     ) -> Any:
         """As real ones: what chooses code of a problem, and nothing that a budget chooses."""
         if config.kernel == "cuda":
-            return (variant_of(problem, config),)
+            return (variant_of(problem, config, 90),)
         return variants_of(problem, config, 90, aligned)
 
     def is_loaded(

@@ -232,8 +232,8 @@ class TestLaunch:
         short, long = params_of(plain, args), params_of(scaled, args)
         assert long[: len(short)] == short
         assert memory_words(long[len(short) :]) == [0, 12, 3]
-        assert "OUT8=1" in variant_of(scaled, self.CONFIG).defines
-        assert "OUT8=0" in variant_of(plain, self.CONFIG).defines
+        assert "OUT8=1" in variant_of(scaled, self.CONFIG, 90).defines
+        assert "OUT8=0" in variant_of(plain, self.CONFIG, 90).defines
 
     @pytest.mark.parametrize(("stride", "served"), [(512, True), (528, True), (520, False)])
     def test_rows_of_whole_16_bytes(self, stride: int, served: bool):
