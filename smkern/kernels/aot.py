@@ -33,7 +33,7 @@ class KernelSource:
     """Everything that determines a kernel's compiled code.
 
     Args:
-        fn: Triton function.
+        fn: Triton or Gluon function.
         signature: Run-time parameters in order and their types in Triton's notation ("*bf16",
             "i32", "fp32").
         constants: Compile-time parameters.
@@ -62,7 +62,18 @@ def compile_source(source: KernelSource) -> Artifact:
     """
     import triton
     from triton.backends.compiler import GPUTarget
+
+    ast, options = ast_source(source)
+    target = GPUTarget("cuda", source.capability, 32)
+    kernel = triton.compile(ast, target=target, options=options)
+    named = f"{kernel.metadata.name} with {dict(source.constants)}"
+    return artifact_of(kernel, named, source.capability)
+
+
+def ast_source(source: KernelSource) -> tuple[Any, dict[str, Any]]:
+    """What `triton.compile` takes: the source and the options."""
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     names = source.fn.arg_names
     signature = dict(source.signature) | dict.fromkeys(source.constants, "constexpr")
@@ -70,13 +81,20 @@ def compile_source(source: KernelSource) -> Artifact:
     options: dict[str, Any] = {"num_warps": source.num_warps, "num_stages": source.num_stages}
     if source.maxnreg is not None:
         options["maxnreg"] = source.maxnreg
-    kernel = triton.compile(
-        ASTSource(source.fn, signature, dict(source.constants), attrs),
-        target=GPUTarget("cuda", source.capability, 32),
-        options=options,
-    )
-    named = f"{kernel.metadata.name} with {dict(source.constants)}"
-    return artifact_of(kernel, named, source.capability)
+    kind = GluonASTSource if isinstance(source.fn, GluonJITFunction) else ASTSource
+    return kind(source.fn, signature, dict(source.constants), attrs), options
+
+
+def matrices(dtype: str, **boxes: Sequence[int]) -> dict[str, str]:
+    """Types of a Gluon kernel's descriptors: matrices by name, each copied by boxes of its own."""
+    from triton.experimental.gluon import language as gl
+
+    kind = {"bf16": gl.bfloat16, "fp16": gl.float16}[dtype]
+    found = {}
+    for name, box in boxes.items():
+        layout = gl.NVMMASharedLayout.get_default_for(list(box), kind)
+        found[f"{name}_desc"] = f"tensordesc<{dtype}{list(box)},{layout!r}>"
+    return found
 
 
 class Mapped(NamedTuple):

@@ -22,17 +22,15 @@ class Artifact:
     shared_bytes: int
     swizzles: tuple[int, ...]
     boxes: tuple[tuple[int, ...], ...]
-    unit: int
 
 
-def artifact_of(kernel: Any, variant: str, capability: int, unit: int = 1) -> Artifact:
+def artifact_of(kernel: Any, variant: str, capability: int) -> Artifact:
     """What a launch needs of a kernel that Triton compiled.
 
     Args:
         kernel: As `triton.compile` returns it.
         variant: Its name for messages.
         capability: The device's compute capability, such as 90.
-        unit: Elements that its strides count.
 
     Raises:
         DeviceError: it needs more shared memory than a CTA may have.
@@ -47,7 +45,6 @@ def artifact_of(kernel: Any, variant: str, capability: int, unit: int = 1) -> Ar
         shared_bytes=meta.shared,
         swizzles=tuple(x["swizzle"] for x in descriptors),
         boxes=tuple(tuple(x["block_size"]) for x in descriptors),
-        unit=unit,
     )
 
 

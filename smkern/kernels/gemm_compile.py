@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.kernels.compile import Artifact, artifact_of, compile_all
+from smkern.kernels.aot import KernelSource, compile_source, matrices
+from smkern.kernels.compile import Artifact, compile_all
 from smkern.kernels.gemm_variants import Variant
 
 _POINTERS = ("out_ptr", "bias_ptr", "residual_ptr")
+_SCRATCH = ("partials", "counters")
 _NUMBERS = (
     "m", "n", "out_stride", "residual_stride", "tiles_x", "tiles_y", "k_iters",
     "whole_tiles", "stream_iters", "quantum", "group",
@@ -26,14 +28,12 @@ def compile_variant(variant: Variant) -> Artifact:
         from smkern.kernels.cute import compile as cute
 
         return cute.compile_variant(variant)
-    import triton
-    from triton.backends.compiler import GPUTarget
+    return compile_source(source_of(variant))
 
-    source, options = (_ws_source if variant.kernel == "ws" else _triton_source)(variant)
-    kernel = triton.compile(
-        source, target=GPUTarget("cuda", variant.capability, 32), options=options
-    )
-    return artifact_of(kernel, str(variant), variant.capability, variant.unit)
+
+def source_of(variant: Variant) -> KernelSource:
+    """What is compiled of a variant that is not CUTLASS's."""
+    return _ws_source(variant) if variant.kernel == "ws" else _triton_source(variant)
 
 
 def precompile(
@@ -74,26 +74,11 @@ def compile_tasks(variants: Sequence[Variant]) -> list[Compile]:
     return tasks
 
 
-def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: dict[str, str]):
-    """Types and alignment promises of a kernel's parameters, in Triton's notation."""
-    signature: dict[str, str] = dict(operands)
-    signature.update(dict.fromkeys(_POINTERS, "*" + variant.dtype))
-    signature.update({"partials": "*fp32", "counters": "*i32"})
-    signature.update(dict.fromkeys(_NUMBERS, "i32"))
-    if variant.kernel == "pointer":
-        signature.update(dict.fromkeys(("x_stride", "y_stride", "k"), "i32"))
-    elif variant.kernel == "ws":
-        signature["early"] = "i32"
-    signature.update(dict.fromkeys(constants, "constexpr"))
-    if variant.kernel == "pointer" and variant.unit == 8:
-        aligned_operands = ["x_ptr", "y_ptr"]
-    else:
-        aligned_operands = []
-    aligned = ["partials", "counters", *aligned_operands] + (
-        list(_POINTERS) if variant.unit == 8 else []
-    )
-    attrs = {(fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    return signature, attrs
+def _signature(variant: Variant, operands: dict[str, str], *more: str) -> dict[str, str]:
+    """Types of a kernel's parameters, in Triton's notation."""
+    pointers = dict.fromkeys(_POINTERS, "*" + variant.dtype)
+    scratch = {"partials": "*fp32", "counters": "*i32"}
+    return operands | pointers | scratch | dict.fromkeys((*_NUMBERS, *more), "i32")
 
 
 def _constants(variant: Variant) -> dict[str, Any]:
@@ -110,12 +95,11 @@ def _constants(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _triton_source(variant: Variant):
-    from triton.compiler import ASTSource
-
+def _triton_source(variant: Variant) -> KernelSource:
     from smkern.kernels.gemm_triton import gemm_pointer, gemm_tma
 
     fn = gemm_tma if variant.kernel == "tma" else gemm_pointer
+    more: tuple[str, ...] = ()
     if variant.kernel == "tma":
         # SwiGLU: a box of gate rows, then one of up rows
         x, y = _stored(variant, variant.block_x, variant.block_y)
@@ -124,30 +108,31 @@ def _triton_source(variant: Variant):
             for side, block in (("x", x), ("y", y))
         }
     else:
-        operands = {"x_ptr": "*" + variant.dtype, "y_ptr": "*" + variant.dtype}
-    constants = _constants(variant) | {"UNIT": variant.unit}
-    signature, attrs = _signature(fn, variant, constants, operands)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-    return ASTSource(fn, signature, constants, attrs), options
+        operands = dict.fromkeys(("x_ptr", "y_ptr"), "*" + variant.dtype)
+        more = ("x_stride", "y_stride", "k")
+    whole: tuple[str, ...] = _POINTERS if variant.unit == 8 else ()
+    if more and whole:
+        whole += ("x_ptr", "y_ptr")
+    return KernelSource(
+        fn, _signature(variant, operands, *more), _constants(variant) | {"UNIT": variant.unit},
+        (*_SCRATCH, *whole), variant.num_warps, variant.capability, variant.num_stages,
+    )  # fmt: skip
 
 
-def _ws_source(variant: Variant):
+def _ws_source(variant: Variant) -> KernelSource:
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     from smkern.kernels.gemm_ws import gemm_ws
     from smkern.kernels.gemm_ws_copy import PAIR
 
-    dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[variant.dtype]
     warps, x, extra = variant.num_warps, variant.block_x, variant.extra_y
     y = variant.block_y - extra
-    operands = {}
+    boxes = {}
     for side, rows, is_weights in (("x", x, variant.swap), ("y", extra or y, not variant.swap)):
         box = [rows, variant.block_k]
         if is_weights and variant.interleaves:
             box = [rows // PAIR.value, 2, PAIR.value // 2, variant.block_k]
-        layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
-        operands[f"{side}_desc"] = f"tensordesc<{variant.dtype}{box},{layout!r}>"
+        boxes[side] = box
     warps_x = warps if x >= 16 * warps else 4
     warps_y = warps // warps_x
 
@@ -169,11 +154,14 @@ def _ws_source(variant: Variant):
         "LAYOUT": _store_layout(gl, *_stored(variant, x, part), warps, variant.swap),
         "COPY_REGS": 24,
     }
-    signature, attrs = _signature(gemm_ws, variant, constants, operands)
     threads = 32 * (warps + 4)  # the copying warp's group is four warps wide
     registers = 65_536 // (threads * variant.ctas_per_sm) // 8 * 8
-    options: dict[str, Any] = {"num_warps": warps, "maxnreg": min(registers, 255)}
-    return GluonASTSource(gemm_ws, signature, constants, attrs), options
+    signature = _signature(variant, matrices(variant.dtype, **boxes), "early")
+    whole = _POINTERS if variant.unit == 8 else ()
+    return KernelSource(
+        gemm_ws, signature, constants, (*_SCRATCH, *whole), warps, variant.capability,
+        maxnreg=min(registers, 255),
+    )  # fmt: skip
 
 
 def part_columns(variant: Variant) -> int:

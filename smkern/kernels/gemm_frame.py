@@ -113,7 +113,8 @@ class Frame:
 
     def _rows(self, m: int, schedule: Schedule) -> bytes:
         """The part of the buffer that depends on M: a's map and the constants."""
-        s, o, unit, swap = schedule, self._operands, self._artifact.unit, self._variant.swap
+        s, o, variant = schedule, self._operands, self._variant
+        unit, swap = 1 if variant.kernel == "cutlass" else variant.unit, variant.swap
         columns = o.n // 2 if self._variant.swiglu else o.n
         x_stride, y_stride = (o.w_stride, o.a_stride) if swap else (o.a_stride, o.w_stride)
         room, at = _aligned_room(TENSOR_MAP_BYTES)

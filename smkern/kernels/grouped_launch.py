@@ -12,8 +12,9 @@ from smkern.kernels.aot import (
     LoadedKernel,
     Mapped,
     compile_source,
+    matrices,
 )
-from smkern.kernels.compile import Artifact, artifact_of
+from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of, num_ctas
@@ -58,7 +59,7 @@ class GroupedVariant:
         Raises:
             DeviceError: the kernel needs more shared memory than a CTA may have.
         """
-        return _compile_ws(self) if self.kernel == "ws" else compile_source(_pointer_source(self))
+        return compile_source((_ws_source if self.kernel == "ws" else _pointer_source)(self))
 
 
 def variant_of(problem: GroupedProblem, config: GroupedConfig, capability: int) -> GroupedVariant:
@@ -109,20 +110,14 @@ def _pointer_source(variant: GroupedVariant) -> KernelSource:
     )
 
 
-def _compile_ws(variant: GroupedVariant) -> Artifact:
-    import triton
-    from triton.backends.compiler import GPUTarget
+def _ws_source(variant: GroupedVariant) -> KernelSource:
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     from smkern.kernels.grouped_ws import grouped_ws
 
-    dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[variant.dtype]
     warps, depth = variant.num_warps, variant.block_k
-    signature: dict[str, str] = {}
-    for name, box in (("a_desc", variant.block_m), ("w_desc", variant.block_n)):
-        layout = gl.NVMMASharedLayout.get_default_for([box, depth], dtype)
-        signature[name] = f"tensordesc<{variant.dtype}[{box}, {depth}],{layout!r}>"
+    boxes = {"a": (variant.block_m, depth), "w": (variant.block_n, depth)}
+    signature = matrices(variant.dtype, **boxes)
     signature |= {"out_ptr": f"*{variant.dtype}", "offsets_ptr": "*i32"}
     signature |= dict.fromkeys(WS_NUMBERS, "i32")
     each = variant.experts // 32
@@ -142,16 +137,12 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
         "WARPS": warps,
         "COPY_REGS": COPY_REGS,
     }
-    signature |= dict.fromkeys(constants, "constexpr")
-    attrs = {(grouped_ws.arg_names.index("out_ptr"),): [["tt.divisibility", 16]]}
     threads = 32 * (warps + 4)  # the copying warp's group is four warps wide
     registers = 65_536 // (threads * variant.ctas_per_sm) // 8 * 8
-    kernel = triton.compile(
-        GluonASTSource(grouped_ws, signature, constants, attrs),
-        target=GPUTarget("cuda", variant.capability, 32),
-        options={"num_warps": warps, "maxnreg": min(registers, 255)},
-    )
-    return artifact_of(kernel, str(variant), variant.capability, VECTOR)
+    return KernelSource(
+        grouped_ws, signature, constants, ("out_ptr",), warps, variant.capability,
+        maxnreg=min(registers, 255),
+    )  # fmt: skip
 
 
 class GroupedKernels(FamilyKernels[GroupedProblem]):

@@ -52,7 +52,7 @@ class SampleVariant:
         arch = f"sm_{self.capability}" + ("a" if self.capability >= 90 else "")
         cubin = compile_cuda("sample.cu", self.defines, arch)
         most = shared_bytes(SampleProblem(1, MAX_VOCAB, self.dtype, self.aligned))
-        return Artifact("sample", cubin, 32 * self.num_warps, most, (), (), 1)
+        return Artifact("sample", cubin, 32 * self.num_warps, most, (), ())
 
 
 def shared_bytes(problem: SampleProblem) -> int:

@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from smkern.kernels import gemm_compile as compiling
+from smkern.kernels.aot import ast_source
 from smkern.kernels.driver import load_function
 from smkern.kernels.gemm_frame import Frame
 from smkern.kernels.gemm_launch import GemmPlan
@@ -31,8 +32,7 @@ _notes = cache(Notes)
 
 @cache
 def _loaded(variant: Variant):
-    make = compiling._ws_source if variant.kernel == "ws" else compiling._triton_source
-    source, options = make(variant)
+    source, options = ast_source(compiling.source_of(variant))
     target = GPUTarget("cuda", variant.capability, 32)
     kernel = triton.compile(source, target=target, options=options)
     name = kernel.metadata.name

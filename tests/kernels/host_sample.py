@@ -99,7 +99,7 @@ def host_kernel(folder: Path, dtype: str, aligned: bool, threads: int) -> ctypes
 
 
 def _words(variant: SampleVariant) -> Artifact:
-    return Artifact("sample", f"{variant.dtype} {variant.aligned}".encode(), 0, 0, (), (), 1)
+    return Artifact("sample", f"{variant.dtype} {variant.aligned}".encode(), 0, 0, (), ())
 
 
 @dataclass(slots=True)

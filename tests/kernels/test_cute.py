@@ -65,7 +65,7 @@ def test_a_cubin_is_compiled_once_and_says_how_it_is_launched(worker):
     assert first == second
     assert len(worker.calls) == 1
     assert first.name == "kernel_80"
-    assert (first.num_threads, first.unit, first.swizzles) == (384, 1, (3, 3))
+    assert (first.num_threads, first.swizzles) == (384, (3, 3))
     # 8 stages of 128 + 80 rows of 64 elements of two bytes, after the barriers
     assert first.shared_bytes == 1024 + 8 * (128 + 80) * 128
     assert first.boxes == ((128, 64), (80, 64))

@@ -143,8 +143,7 @@ def _artifact(variant: Any) -> Artifact:
         if variant.interleaves:
             sides[0 if variant.swap else 1] = (8, 2, 8, variant.block_k)  # type: ignore[assignment]
         boxes = tuple(sides)
-    unit = getattr(variant, "unit", 8)
-    return Artifact("kernel", b"", 128, 0, (3, 3), boxes, unit)
+    return Artifact("kernel", b"", 128, 0, (3, 3), boxes)
 
 
 class FakeLayer:

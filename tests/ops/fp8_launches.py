@@ -45,7 +45,7 @@ def artifact(variant: Any) -> Artifact:
         boxes = ((variant.config.block_m, 64), (variant.config.block_n, 64))
     if isinstance(variant, gated_launch.GatedVariant):
         boxes = ((128, 64), (1, 2, 128, 64))
-    return Artifact("kernel", b"", 384, 0, (3, 3), boxes, 8)
+    return Artifact("kernel", b"", 384, 0, (3, 3), boxes)
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class CudaVariant:
     def compile(self) -> Artifact:
         """Compile it (or take it from the disk cache). Needs no GPU."""
         cubin = compile_cuda(f"{self.kernel}.cu", self.defines, _arch(self.capability))
-        return Artifact(self.kernel, cubin, self.threads, shared_limit(CUDA_CAPABILITY), (), (), 1)
+        return Artifact(self.kernel, cubin, self.threads, shared_limit(CUDA_CAPABILITY), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class PlanVariant:
         """Compile it (or take it from the disk cache). Needs no GPU."""
         cubin = compile_cuda("attention_plan.cu", (), _arch(self.capability))
         shared = 4 * most_requests(self.capability) + 64
-        return Artifact("attention_plan", cubin, _PLAN_THREADS, shared, (), (), 1)
+        return Artifact("attention_plan", cubin, _PLAN_THREADS, shared, (), ())
 
 
 def most_requests(capability: int) -> int:

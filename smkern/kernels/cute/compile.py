@@ -145,7 +145,6 @@ def compile_variant(made: Kernel) -> Artifact:
             _box(variant, variant.block_x, variant.swap),
             _box(variant, variant.block_y, not variant.swap),
         ),
-        unit=1,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from smkern.kernels.aot import LoadedKernel, Mapped
-from smkern.kernels.compile import Artifact, artifact_of
+from smkern.kernels.aot import KernelSource, LoadedKernel, Mapped, compile_source, matrices
+from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import may_overlap
 from smkern.kernels.fp8.gemm_compile import PAIRS
 from smkern.tuning import fp8
@@ -49,17 +49,12 @@ class GatedVariant:
 
     def compile(self) -> Artifact:
         """Compile it into the user's cache (or take it from there). Needs no GPU."""
-        import triton
-        from triton.backends.compiler import GPUTarget
         from triton.experimental.gluon import language as gl
-        from triton.experimental.gluon._runtime import GluonASTSource
 
         from smkern.kernels.fp8.gemm_gated import fp8_gemm_gated as kernel
 
-        config, signature = fp8.GATED, {}
-        for side, box in (("x", [BLOCK, fp8.STEP]), ("y", [1, 2, BLOCK, fp8.STEP])):
-            layout = gl.NVMMASharedLayout.get_default_for(box, gl.float16)
-            signature[f"{side}_desc"] = f"tensordesc<{PAIRS}{box},{layout!r}>"
+        config = fp8.GATED
+        signature = matrices(PAIRS, x=(BLOCK, fp8.STEP), y=(1, 2, BLOCK, fp8.STEP))
         constants: dict[str, Any] = {
             "BLOCK_K": fp8.STEP,
             "STAGES": config.num_stages,
@@ -73,14 +68,12 @@ class GatedVariant:
             "COPY_REGS": fp8.COPY_REGISTERS,
         }
         signature |= ADDRESSES | dict.fromkeys(NUMBERS, "i32")
-        signature |= dict.fromkeys(constants, "constexpr")
-        attrs = {(kernel.arg_names.index("out_ptr"),): [["tt.divisibility", 16]]}
-        made = triton.compile(
-            GluonASTSource(kernel, signature, constants, attrs),
-            target=GPUTarget("cuda", self.capability, 32),
-            options={"num_warps": 4, "maxnreg": fp8.base_registers(config)},
-        )
-        return artifact_of(made, str(self), self.capability, fp8.GATED_UNIT)
+        return compile_source(
+            KernelSource(
+                kernel, signature, constants, ("out_ptr",), 4, self.capability,
+                maxnreg=fp8.base_registers(config),
+            )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.kernels.aot import KernelSource, compile_source
-from smkern.kernels.compile import Artifact, artifact_of
+from smkern.kernels.aot import KernelSource, compile_source, matrices
+from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import OVERLAP_FROM
 from smkern.kernels.gemm_variants import Variant
 from smkern.tuning import fp8
@@ -91,7 +91,7 @@ class ScaledVariant:
             from smkern.kernels.cute import compile as cute
 
             return cute.compile_variant(self)
-        return _compile_ws(self) if self.kernel == "ws" else compile_source(_pointer_source(self))
+        return compile_source((_ws_source if self.kernel == "ws" else _pointer_source)(self))
 
 
 def variant_of(problem: ScaledProblem, config: GemmConfig, capability: int) -> ScaledVariant:
@@ -151,20 +151,14 @@ def _pointer_source(variant: ScaledVariant) -> KernelSource:
     )
 
 
-def _compile_ws(variant: ScaledVariant) -> Artifact:
-    import triton
-    from triton.backends.compiler import GPUTarget
+def _ws_source(variant: ScaledVariant) -> KernelSource:
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     from smkern.kernels.fp8.gemm_ws import fp8_gemm_ws
 
     columns = variant.columns // variant.sums
     high = columns if variant.sums == 3 else min(variant.columns, 128)
-    signature: dict[str, str] = {}
-    for side, count in (("x", variant.rows), ("y", high)):
-        layout = gl.NVMMASharedLayout.get_default_for([count, fp8.STEP], gl.float16)
-        signature[f"{side}_desc"] = f"tensordesc<{PAIRS}[{count}, {fp8.STEP}],{layout!r}>"
+    signature = matrices(PAIRS, x=(variant.rows, fp8.STEP), y=(high, fp8.STEP))
     addresses = _addresses(variant)
     scales = {name: addresses.pop(name) for name in ("a_scale", "w_scale")}
     signature |= addresses | {"partials": "*fp32", "counters": "*i32"} | scales
@@ -191,17 +185,12 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
         "REGS": fp8.multiply_registers(config),
         "COPY_REGS": fp8.COPY_REGISTERS,
     } | _epilogue(variant)
-    signature |= dict.fromkeys(constants, "constexpr")
-    names = fp8_gemm_ws.arg_names
     aligned = ("partials", "counters", "out_ptr", "bias_ptr", "residual_ptr")
-    attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    kernel = triton.compile(
-        GluonASTSource(fp8_gemm_ws, signature, constants, attrs),
-        target=GPUTarget("cuda", variant.capability, 32),
-        # a partition has 4 warps, and the launch as many again for each part and the copying warp
-        options={"num_warps": 4, "maxnreg": fp8.base_registers(config)},
-    )
-    return artifact_of(kernel, str(variant), variant.capability, UNIT)
+    # a partition has 4 warps, and the launch as many again for each part and the copying warp
+    return KernelSource(
+        fp8_gemm_ws, signature, constants, aligned, 4, variant.capability,
+        maxnreg=fp8.base_registers(config),
+    )  # fmt: skip
 
 
 def store_layout(gl: Any, columns: int, swap: bool) -> Any:

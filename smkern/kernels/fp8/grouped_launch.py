@@ -12,8 +12,9 @@ from smkern.kernels.aot import (
     LoadedKernel,
     Mapped,
     compile_source,
+    matrices,
 )
-from smkern.kernels.compile import Artifact, artifact_of
+from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.kernels.fp8.gemm_compile import PAIRS, UNIT, store_layout
 from smkern.tuning import fp8
@@ -61,9 +62,8 @@ class ScaledGroupedVariant:
         Raises:
             DeviceError: the kernel needs more shared memory than a CTA may have.
         """
-        if self.config.kernel == "ws":
-            return _compile_ws(self)
-        return compile_source(_pointer_source(self))
+        make = _ws_source if self.config.kernel == "ws" else _pointer_source
+        return compile_source(make(self))
 
 
 def variant_of(
@@ -106,19 +106,13 @@ def _pointer_source(variant: ScaledGroupedVariant) -> KernelSource:
     )
 
 
-def _compile_ws(variant: ScaledGroupedVariant) -> Artifact:
-    import triton
-    from triton.backends.compiler import GPUTarget
+def _ws_source(variant: ScaledGroupedVariant) -> KernelSource:
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     from smkern.kernels.fp8.grouped_ws import fp8_grouped_ws
 
     config = variant.config
-    signature: dict[str, str] = {}
-    for name, box in (("a_desc", config.block_m), ("w_desc", config.block_n)):
-        layout = gl.NVMMASharedLayout.get_default_for([box, fp8.STEP], gl.float16)
-        signature[name] = f"tensordesc<{PAIRS}[{box}, {fp8.STEP}],{layout!r}>"
+    signature = matrices(PAIRS, a=(config.block_m, fp8.STEP), w=(config.block_n, fp8.STEP))
     signature |= _addresses(variant) | dict.fromkeys(WS_NUMBERS, "i32")
     wide = variant.swiglu and not config.swap
     columns = config.block_m if config.swap else 64 if wide else config.block_n
@@ -144,15 +138,11 @@ def _compile_ws(variant: ScaledGroupedVariant) -> Artifact:
         "REGS": fp8.multiply_registers(config, copying),
         "COPY_REGS": copying,
     }
-    signature |= dict.fromkeys(constants, "constexpr")
-    attrs = {(fp8_grouped_ws.arg_names.index("out_ptr"),): [["tt.divisibility", 16]]}
-    kernel = triton.compile(
-        GluonASTSource(fp8_grouped_ws, signature, constants, attrs),
-        target=GPUTarget("cuda", variant.capability, 32),
-        # a partition has 4 warps, and the launch as many again for each part and the copying warp
-        options={"num_warps": 4, "maxnreg": fp8.base_registers(config)},
-    )
-    return artifact_of(kernel, str(variant), variant.capability, UNIT)
+    # a partition has 4 warps, and the launch as many again for each part and the copying warp
+    return KernelSource(
+        fp8_grouped_ws, signature, constants, ("out_ptr",), 4, variant.capability,
+        maxnreg=fp8.base_registers(config),
+    )  # fmt: skip
 
 
 class ScaledGroupedKernels(FamilyKernels[ScaledGroupedProblem]):
