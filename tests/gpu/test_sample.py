@@ -199,12 +199,13 @@ def test_a_graph_draws_on_and_ends_rows():
 
 
 def test_a_capture_that_would_load_a_kernel_is_refused(monkeypatch):
+    from smkern.kernels.aot import KernelSet
     from smkern.ops.operator_eager import eager_operator
     from smkern.ops.sample.operators import SAMPLE
 
     draw(torch.randn(1, 64, device="cuda"))
     kernels = eager_operator(SAMPLE, torch.cuda.current_device()).dispatcher.kernels()
-    monkeypatch.setattr(kernels, "_loaded", {})
+    monkeypatch.setattr(kernels, "_set", KernelSet())
     logits = torch.randn(2, 999, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(WarmupError, match="once before"), torch.cuda.graph(graph):
