@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,21 @@ def as_index(value: Any) -> int:
     A tensor is none: calls are remembered by the numbers that they were given, and a tensor is
     equal to itself whatever is written into it.
     """
-    if hasattr(value, "data_ptr"):
+    if _is_tensor(value):
         raise TypeError
     return operator.index(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def as_int(name: str, value: Any, least: int, most: int | None = MAX_SIZE) -> int:
     """A whole number in [least, most]; ArgumentError for anything else."""
     try:
         number = as_index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # RuntimeError: whatever a value's own code says
         raise ArgumentError(f"{name}={shown(value)} is no whole number: pass an int") from None
     if isinstance(value, bool) or number < least or (most is not None and number > most):
         upper = "" if most is None else f" and at most {most}"
@@ -74,11 +80,11 @@ def as_path(name: str, value: Any) -> Path:
 def as_float(name: str, value: Any, *, positive: bool = False) -> float:
     """A number that fp32 holds (above 0 where wanted); ArgumentError for anything else."""
     try:
-        is_tensor = hasattr(value, "data_ptr")  # see `as_index`
-        if is_tensor or getattr(value, "ndim", 0) or isinstance(value, str | bytes | bytearray):
+        is_array = _is_tensor(value) or getattr(value, "ndim", None)
+        if is_array or isinstance(value, str | bytes | bytearray):
             raise TypeError  # float() would take some of them
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: whatever a value's own code says
         raise ArgumentError(f"{name}={shown(value)} is no number: pass a float") from None
     except OverflowError:  # of a whole number
         number = float("inf")
