@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from smkern.bench.cases import Sizes, case_options
 from smkern.bench.fp8_grouped import GroupedCase, GroupedOperands, Operands
 from smkern.bench.fp8_rows import summarize
 from smkern.bench.frame import Bench, GroupSuite, Provider, wrong_result
-from smkern.bench.peers import DEEPGEMM, deepgemm_with
+from smkern.bench.peers import DEEPGEMM, FLASHINFER, installed
 from smkern.bench.rows import loses_to_best
 from smkern.bench.suite import Output, conclude, known_names, suite_command
 from smkern.measure.partitions import Place
@@ -34,8 +35,8 @@ SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate-up": (24576, 4096), "d
 """(N, K) of Qwen3-8B's weights."""
 ROWS = (16, 64, 1024, 4096)
 BUDGETS = (24, 48, 84, 132)
-PEERS = ("bf16", "torch", DEEPGEMM)
-TOLERANCE = {"smkern": 0.004, "torch": 0.01, "bf16": 0.004, DEEPGEMM: 0.01}
+PEERS = ("bf16", "torch", DEEPGEMM, FLASHINFER)
+TOLERANCE = {"smkern": 0.004, "torch": 0.01, "bf16": 0.004, DEEPGEMM: 0.01, FLASHINFER: 0.01}
 """|x - wanted| / |wanted| in fp64, of the operands as they are multiplied; peers round gate
 and up."""
 
@@ -137,9 +138,23 @@ def torch_call(ops: GemmOperands) -> Call:
     return call
 
 
+def flashinfer_call(ops: GemmOperands) -> Call:
+    """FlashInfer's for Hopper, by blocks: TensorRT-LLM's DeepGEMM, made for the whole device."""
+    gemm = import_module("flashinfer.gemm").fp8_blockscale_gemm_sm90
+    (a, a_scale), q, out = ops.a, ops.q, ops.out
+    by_columns = a_scale.t().contiguous()
+
+    def call(i: int) -> None:
+        w, w_scale = q[i % len(q)]
+        gemm(a, w, by_columns, w_scale, out=out)
+
+    return call
+
+
 SMKERN: dict[str, Callable[..., Call]] = {"smkern": our_call, "bf16": bf16_call}
 CALLS: dict[str, dict[str, Callable[..., Call]]] = {
-    "gemm": SMKERN | {"torch": torch_call, DEEPGEMM: deepgemm.gemm_call},
+    "gemm": SMKERN
+    | {"torch": torch_call, DEEPGEMM: deepgemm.gemm_call, FLASHINFER: flashinfer_call},
     "grouped_gemm": SMKERN | {"torch": fp8_grouped.torch_call, DEEPGEMM: deepgemm.grouped_call},
 }
 """Who computes an operator's cases, on their operands."""
@@ -185,9 +200,12 @@ class Fp8Bench(Bench[AnyCase]):
 
 
 def serves(peer: str, case: AnyCase) -> bool:
-    """Whether a peer takes a case's scales: DeepGEMM those of blocks, torch's experts of rows."""
+    """Whether a peer takes a case's scales: DeepGEMM and FlashInfer those of blocks, torch's
+    experts of rows."""
     if peer == "torch":
         return case.op == "gemm" or case.kind == "row"
+    if peer == FLASHINFER:
+        return case.op == "gemm" and case.kind == "block"
     return peer != DEEPGEMM or case.kind == "block"
 
 
@@ -204,11 +222,12 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
 
     Each group of cells is one product, or one of experts, in one budget: smkern in e4m3 with scales
     of matrices, of rows or of blocks; smkern in bf16 as dispatched; torch's; with scales of blocks
-    DeepGEMM's, where sgl-deep-gemm is installed. Inputs are quantized before.
+    DeepGEMM's and FlashInfer's, where sgl-deep-gemm and flashinfer-python are installed. Inputs are
+    quantized before.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
     results = output.open()
-    names = deepgemm_with(known_names(peers, PEERS, "peer"), results.meta)
+    names = installed(known_names(peers, PEERS, "peer"), results.meta)
     suite = GroupSuite(
         lambda cases: Fp8Bench(operands_of(cases[0]), names), summarize, loses_to_best
     )

@@ -12,7 +12,12 @@ import torch
 
 from smkern.measure.timing import Call, first_line
 
-DEEPGEMM = "deepgemm"
+DEEPGEMM, FLASHINFER = "deepgemm", "flashinfer"
+INSTALLED = {
+    DEEPGEMM: ("deep_gemm", "sgl-deep-gemm"),
+    FLASHINFER: ("flashinfer.gemm", "flashinfer-python"),
+}
+"""Peers that are packages of their own: the module, and the distribution that has its version."""
 
 
 def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
@@ -26,19 +31,22 @@ def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
     return flashinfer, str(flashinfer.__version__)
 
 
-def deepgemm_with(names: tuple[str, ...], meta: dict[str, Any]) -> tuple[str, ...]:
-    """The names of peers, without "deepgemm" where it cannot be imported; its version is in `meta`
-    or it says why not."""
-    if DEEPGEMM not in names:
-        return names
-    try:
-        import_module("deep_gemm")
-        meta[DEEPGEMM] = version("sgl-deep-gemm")
-    except Exception as error:  # noqa: BLE001  as above
-        meta[DEEPGEMM] = None
-        click.echo(f"without DeepGEMM, its cells are left out: {first_line(error)}", err=True)
-        return tuple(name for name in names if name != DEEPGEMM)
-    return names
+def installed(names: tuple[str, ...], meta: dict[str, Any]) -> tuple[str, ...]:
+    """The names of peers, without those of `INSTALLED` that cannot be imported; their versions are
+    in `meta`, or it says why not."""
+    found = []
+    for name in names:
+        if name in INSTALLED:
+            module, distribution = INSTALLED[name]
+            try:
+                import_module(module)
+                meta[name] = version(distribution)
+            except Exception as error:  # noqa: BLE001  as above
+                meta[name] = None
+                click.echo(f"without {name}, its cells are left out: {first_line(error)}", err=True)
+                continue
+        found.append(name)
+    return tuple(found)
 
 
 def noted(found: tuple[Any, str | None], meta: dict[str, Any]) -> Any:

@@ -97,6 +97,28 @@ def deepgemm_stub():
 
 
 @pytest.mark.slow
+def test_flashinfer_takes_part_where_it_is_installed(on_cpu, tmp_path, monkeypatch):
+    module = ModuleType("flashinfer.gemm")
+
+    def gemm(a, w, a_scale, w_scale, *, out):
+        assert a_scale.is_contiguous(), "by columns"
+        out.copy_(dequantize(a, a_scale.t()) @ dequantize(w, w_scale).T)
+
+    module.fp8_blockscale_gemm_sm90 = gemm
+    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    monkeypatch.setitem(sys.modules, "flashinfer.gemm", module)
+    monkeypatch.setattr(peers, "version", lambda name: "9.9")
+    out = tmp_path / "fp8.json"
+    run_suite(fp8.command, out, "--budgets", "16", "--peers", "flashinfer")
+    data = json.loads(out.read_text())
+    assert data["meta"]["flashinfer"] == "9.9"
+    theirs = [c for c in data["cells"] if c["provider"] == "flashinfer"]
+    assert {c["case"]["name"] for c in theirs} == {"block-tiny-5"}, "products by blocks alone"
+    assert all(c["us"] > 0 for c in theirs)
+    assert data["summary"]["fp8_block_times_flashinfer"]["cells"] == 1
+
+
+@pytest.mark.slow
 def test_deepgemm_takes_part_where_it_is_installed(on_cpu, tmp_path, monkeypatch):
     even = GroupedCase("block", "tiny", 16, "even", 128, 256, True, 1)
     monkeypatch.setattr(fp8, "SIZES", Sizes((*TINY, even), TINY, (16,), (16,)))
@@ -121,13 +143,16 @@ def test_deepgemm_takes_part_where_it_is_installed(on_cpu, tmp_path, monkeypatch
     assert {*sizes} == {16}
 
 
-def test_deepgemm_is_left_out_where_it_is_not(capsys, monkeypatch):
+def test_peers_are_left_out_where_they_are_not_installed(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "deep_gemm", None)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
     meta = {}
-    assert peers.deepgemm_with(fp8.PEERS, meta) == ("bf16", "torch")
-    assert meta == {"deepgemm": None}
-    assert "without DeepGEMM" in capsys.readouterr().err
-    assert peers.deepgemm_with(("torch",), meta) == ("torch",)
+    assert peers.installed(fp8.PEERS, meta) == ("bf16", "torch")
+    assert meta == {"deepgemm": None, "flashinfer": None}
+    said = capsys.readouterr().err
+    assert "without deepgemm" in said
+    assert "without flashinfer" in said
+    assert peers.installed(("torch",), meta) == ("torch",)
 
 
 def test_a_summary_of_nothing_is_empty():
