@@ -12,6 +12,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.js
 PANIC = "PanicException"
 """What transformers' tokenizers raise where their Rust gives up; it is no `Exception`."""
 _UNFINISHED = "�"  # what a tokenizer writes for the first bytes of a character
+_LONGEST = 4  # tokens of a character, one for each of its bytes
 _CONTEXT = 6
 
 
@@ -94,12 +95,24 @@ class Detokenizer:
         """The text that one more token makes certain."""
         self._ids.append(token)
         before = self._decode(self._ids[: self._read])
-        after = self._decode(self._ids)
-        if after.endswith(_UNFINISHED):
+        after, unread = self._decode(self._ids), 0
+        # A special token has no text, and the next one's space depends on those in front of it.
+        # Twice, since a space at the beginning may be left out.
+        if (after == before or after.endswith(_UNFINISHED)) and not self._decode([token] * 2):
+            self._ids.pop()
             return ""
+        if after.endswith(_UNFINISHED):
+            # All but the last three tokens is certain; given out, it is not decoded any more.
+            unread = _LONGEST - 1
+            if len(self._ids) - self._read <= unread:
+                return ""
+            sure = self._decode(self._ids[:-unread])
+            if len(sure) <= len(before) or not after.startswith(sure):
+                return ""
+            after = sure
         # A space or a character may depend on earlier tokens, so some are kept.
         self._ids = self._ids[self._read :]
-        self._read = len(self._ids)
+        self._read = len(self._ids) - unread
         self._held += after[len(before) :]
         return self._give_out()
 

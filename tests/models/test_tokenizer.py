@@ -6,8 +6,12 @@ import ast
 import json
 import os
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+import tokenizers
+import transformers
 
 from smkern.errors import ConfigError
 from smkern.models.tokenizer import Detokenizer, load_tokenizer
@@ -134,3 +138,86 @@ def test_a_beginning_that_is_no_stop_is_given_out() -> None:
     got, stream = pushed(ids_of("aaab"), ("aac",))
     assert "".join(got) == "aaab"
     assert not stream.stopped
+
+
+class Counting:
+    """A tokenizer that notes how many tokens it decodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.decoded = 0
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        self.decoded += len(token_ids)
+        return str(self._tokenizer.decode(token_ids, **options))
+
+
+def of_bytes() -> Any:
+    """A tokenizer of a byte a token; <s> is special."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={x: i for i, x in enumerate(alphabet)}, merges=[])
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens([tokenizers.AddedToken("<s>", special=True)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def of_words() -> Any:
+    """SentencePiece's way with spaces: <s> and </s> (0, 1) are special, then come words."""
+    words = {"<s>": 0, "</s>": 1, "▁hello": 2, "▁world": 3, "ly": 4, "▁you": 5, "<unk>": 6, "▁": 7}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    steps = tokenizers.decoders
+    made.decoder = steps.Sequence([steps.Replace("▁", " "), steps.Fuse(), steps.Strip(" ", 1, 0)])
+    marks = [tokenizers.AddedToken(name, special=True) for name in ("<s>", "</s>")]
+    made.add_special_tokens(marks)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def text_of(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:
+    stream = Detokenizer(tokenizer, prompt, ())
+    return "".join([*map(stream.push, ids), stream.finish()])
+
+
+@pytest.mark.parametrize("made", [of_bytes, of_words])
+def test_no_token_has_all_before_it_decoded_again(made: Any) -> None:
+    """Bytes that are no character, and special tokens behind a text and in front of one."""
+    tokenizer = made()
+    tokens = tokenizer.encode("é")[:1] if made is of_bytes else [0]
+    for token in tokens:
+        for prompt in ([token], [2], [2, token]):
+            counting = Counting(tokenizer)
+            text_of(counting, prompt, [token] * 1000)
+            assert counting.decoded < 1000 * 50
+
+
+def test_bytes_that_are_no_character_come_before_the_end() -> None:
+    tokenizer = of_bytes()
+    (byte,) = tokenizer.encode("é")[:1]
+    stream = Detokenizer(tokenizer, [], ())
+    assert sum(map(len, map(stream.push, [byte] * 100))) == 97
+    assert stream.push(tokenizer.encode("a")[0]) == "���a"
+
+
+@pytest.mark.parametrize("prompt", [[], [0], [0, 2], [0, 2, 3, 4, 5, 2, 3, 4]])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [3, 1, 5, 4, 3], [1, 5], [7, 3], [1] * 9 + [7, 3, 1, 5], [3, 7, 1, 3], [1, 7, 1, 1, 2],
+    ],
+)  # fmt: skip
+def test_spaces_behind_special_tokens_stay(prompt: list[int], ids: list[int]) -> None:
+    tokenizer = of_words()
+    before, after = (tokenizer.decode(x, skip_special_tokens=True) for x in (prompt, prompt + ids))
+    assert text_of(tokenizer, prompt, ids) == after[len(before) :]
+
+
+def test_characters_of_several_bytes_are_put_together_whatever_is_between() -> None:
+    tokenizer = of_bytes()
+    draw, (mark,) = Random(1), tokenizer.encode("<s>")
+    for _ in range(200):
+        ids: list[int] = []
+        for _ in range(draw.randint(1, 12)):
+            ids += draw.choice([*map(tokenizer.encode, "aé猫😀 �"), [draw.randrange(256)], [mark]])
+        assert text_of(tokenizer, [mark], ids) == tokenizer.decode(ids, skip_special_tokens=True)
