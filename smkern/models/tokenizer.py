@@ -117,13 +117,15 @@ class Detokenizer:
         return self._give_out()
 
     def finish(self) -> str:
-        """What was held back, once no token comes any more."""
+        """What was held back, up to a stop text, once no token comes any more."""
         if self.stopped:
             return ""
-        rest = self._held + self._decode(self._ids)[len(self._decode(self._ids[: self._read])) :]
-        self._held, self._read = "", len(self._ids)
+        self._held += self._decode(self._ids)[len(self._decode(self._ids[: self._read])) :]
+        self._read = len(self._ids)
+        given = self._give_out()
+        rest, self._held = self._held, ""  # no beginning of a stop text goes on
         self.text += rest
-        return rest
+        return given + rest
 
     def _give_out(self) -> str:
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]

@@ -101,10 +101,10 @@ class Choice:
         if detokenizer is not None:
             if end is None or end.reason != "stop":  # a token that ends it has no text
                 text = detokenizer.push(token)
-                if detokenizer.stopped:
-                    self.finish_reason = "stop"
             if end is not None:
                 text += detokenizer.finish()
+            if detokenizer.stopped:
+                self.finish_reason = "stop"
         if end is not None:
             self.finish_reason = self.finish_reason or end.reason
             self.cached_tokens = end.cached_tokens

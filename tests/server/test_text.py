@@ -84,6 +84,16 @@ def test_choices_end(stop: tuple[str, ...], end: str | None, text: str, reason: 
     assert (choice.text, choice.finish_reason) == (text, reason)
 
 
+def test_a_stop_text_in_what_comes_at_the_end_is_the_reason() -> None:
+    class Torn(Letters):
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            return "END�" if token_ids else ""
+
+    choice = Choice(Torn(), [], SamplingParams(stop="END"))
+    assert choice.take(1, End("length")) == choice.text == ""
+    assert choice.finish_reason == "stop"
+
+
 def test_a_chats_room_is_what_context_and_pages_leave() -> None:
     asked = ChatRequest.parse(b'{"model": "x", "messages": [{"role": "user", "content": "a"}]}')
     # the last token's keys are never needed
