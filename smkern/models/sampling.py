@@ -13,6 +13,12 @@ from smkern.errors import RequestError
 from smkern.limits import MAX_FLOAT, shown
 
 MAX_SEED = 2**63 - 1
+MAX_STOPS = 64
+"""Stop texts of a request: each token looks for all of them."""
+MAX_STOP_LENGTH = 256
+"""Characters of a stop text."""
+MAX_STOP_TOKENS = 1024
+"""Stop tokens of a request, beside the model's own."""
 ELSEWHERE = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 """Names that vLLM and OpenAI have for what is called otherwise here."""
 
@@ -53,8 +59,9 @@ class SamplingParams:
         min_p: Keeps tokens at least this fraction as likely as the likeliest; 0 keeps all.
         seed: The same seed draws the same tokens, whatever else is generated. None: drawn from the
             seed of the `LLM` or `Multiplexer`.
-        stop: Texts that end the request; they are cut off. Needs a tokenizer.
-        stop_token_ids: Tokens that end the request, beside the model's own.
+        stop: Texts that end the request, 64 of 256 characters at most; they are cut off. Needs a
+            tokenizer.
+        stop_token_ids: Tokens that end the request, beside the model's own; 1,024 at most.
         ignore_eos: Whether the model's own end tokens do not end it.
 
     Raises:
@@ -93,6 +100,9 @@ class SamplingParams:
         def refuse(name: str, limits: str) -> None:
             raise RequestError(f"{request}: {name}={shown(getattr(self, name))}: pass {limits}")
 
+        def refuse_more(name: str, count: int, what: str, most: int) -> None:
+            raise RequestError(f"{request}: {name} has {count} {what}: pass {most} at most")
+
         if not _is_int(self.max_new_tokens, 1, MAX_SEED):
             refuse("max_new_tokens", "a whole number of at least 1")
         if not _is_number(self.temperature) or not 0 <= self.temperature <= MAX_FLOAT:
@@ -110,10 +120,16 @@ class SamplingParams:
             not isinstance(text, str) or not text for text in self.stops
         ):
             refuse("stop", "a text, or a tuple of texts, none of them empty")
+        if len(self.stops) > MAX_STOPS:
+            refuse_more("stop", len(self.stops), "texts", MAX_STOPS)
+        if (longest := max(map(len, self.stops), default=0)) > MAX_STOP_LENGTH:
+            refuse_more("stop", longest, "characters in a text", MAX_STOP_LENGTH)
         if not isinstance(self.stop_token_ids, (tuple, list, set, frozenset)) or any(
             not _is_int(token, 0, vocab_size - 1) for token in self.stop_token_ids
         ):
             refuse("stop_token_ids", f"a tuple of token ids of 0 to {vocab_size - 1}")
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            refuse_more("stop_token_ids", len(self.stop_token_ids), "tokens", MAX_STOP_TOKENS)
         if type(self.ignore_eos) is not bool:
             refuse("ignore_eos", "True or False")
 

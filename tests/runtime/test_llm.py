@@ -228,6 +228,7 @@ def test_what_raises_in_a_forward_leaks_nothing(error, after, prompts, alone, mo
         ([1], {"seed": -1}, "prompt 1: seed=-1"),
         ([1], {"max_new_tokens": 0}, "prompt 1: max_new_tokens=0"),
         ([1], {"stop_token_ids": (VOCAB,)}, "prompt 1: stop_token_ids"),
+        ([1], {"stop": ("x",) * 65}, "prompt 1: stop has 65 texts: pass 64 at most"),
     ],
 )
 def test_bad_requests_are_named_and_nothing_runs(prompt, params, message) -> None:
