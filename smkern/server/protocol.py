@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from smkern.errors import RequestError
 from smkern.limits import shown
-from smkern.models.sampling import SamplingParams
+from smkern.models.sampling import MAX_SEED, SamplingParams
 from smkern.server.errors import ApiError
 from smkern.server.messages import Ready
 
@@ -58,7 +58,7 @@ class Asked(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -117,7 +117,8 @@ class Asked(BaseModel):
         Args:
             ready: Of the engine.
             prompt_tokens: Length of its prompt.
-            choice: Its number among the `n`: each has a seed of its own.
+            choice: Its number among the `n`: each has a seed of its own, from 0 again behind the
+                largest.
 
         Raises:
             ApiError: a value outside its limits, or a prompt that leaves no room.
@@ -135,7 +136,7 @@ class Asked(BaseModel):
             top_k=0 if self.top_k in (None, -1) else self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=0.0 if self.min_p is None else self.min_p,
-            seed=None if self.seed is None else self.seed + choice,
+            seed=None if self.seed is None else (self.seed + choice) & MAX_SEED,
             stop=self.stops,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,

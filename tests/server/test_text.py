@@ -10,7 +10,7 @@ from smkern.models import SamplingParams
 from smkern.models.tokenizer import Tokenizer, load_tokenizer
 from smkern.server.errors import ApiError
 from smkern.server.messages import End, Ready
-from smkern.server.protocol import ChatRequest
+from smkern.server.protocol import ChatRequest, CompletionRequest
 from smkern.server.text import Choice, encode, encode_chat
 from tests.models.generation import Letters
 
@@ -101,3 +101,11 @@ def test_a_chats_room_is_what_context_and_pages_leave() -> None:
     assert asked.sampling(Ready(64, 1000, 50), 64, 0).max_new_tokens == 1
     with pytest.raises(ApiError, match="has 65 tokens, the model's context holds 64"):
         asked.sampling(Ready(1000, 64, 50), 65, 0)
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds"), [(7, [7, 8]), (2**63 - 1, [2**63 - 1, 0]), (-1, [2**63 - 1, 0])]
+)
+def test_seeds_are_any_of_64_bits_and_begin_again(seed: int, seeds: list[int]) -> None:
+    asked = CompletionRequest(model="x", prompt="a", seed=seed)
+    assert [asked.sampling(Ready(100, 100, 50), 1, at).seed for at in range(2)] == seeds
