@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from smkern.errors import RequestError
 from smkern.limits import shown
@@ -34,6 +34,10 @@ NEUTRAL = {
 """Parameters of OpenAI's that are not served, with the values that ask for nothing."""
 
 
+Texts = Annotated[list[str], BeforeValidator(lambda x: [x] if isinstance(x, str) else x)]
+"""A list of texts, or one; a union would name the kinds that a value is not."""
+
+
 class StreamOptions(BaseModel):
     """What a stream brings besides tokens; `include_usage`: a last event with the usage."""
 
@@ -59,7 +63,7 @@ class Asked(BaseModel):
     top_p: float | None = None
     n: int | None = None
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
-    stop: str | list[str] | None = None
+    stop: Texts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -109,7 +113,7 @@ class Asked(BaseModel):
     @property
     def stops(self) -> tuple[str, ...]:
         """Texts that end a choice."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(self.stop or ())
 
     def sampling(self, ready: Ready, prompt_tokens: int, choice: int) -> SamplingParams:
         """How a choice's tokens are drawn; stop texts are looked for where the text is made.
@@ -177,22 +181,13 @@ class CompletionRequest(Asked):
         return given
 
 
-class TextPart(BaseModel):
-    """A part of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: str
-    text: str | None = None
-
-
 class Message(BaseModel):
     """A message of a chat; parts other than text are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: Any = None
     name: str | None = None
 
 
@@ -220,16 +215,29 @@ class ChatRequest(Asked):
         ]
 
 
-def _text(content: str | list[TextPart] | None, at: int) -> str:
-    if isinstance(content, str):
-        return content
-    for part in content or ():
-        if part.type != "text" or part.text is None:
+def _text(content: Any, at: int) -> str:
+    """The text of a message's content: a text, none, or a list of parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    param = f"messages.{at}.content"
+    if not isinstance(content, list):
+        raise ApiError(
+            f"{param}={shown(content)}: pass a text, or a list of parts of type 'text'",
+            param=param,
+        )
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
             raise ApiError(
-                f"messages.{at} has a part of type {part.type!r}: only text is served",
-                param=f"messages.{at}.content",
+                f"{param} has {shown(part)}, a part of type {shown(kind)}: only text is served, "
+                "leave it out", param=param, code="unsupported_parameter",
+            )  # fmt: skip
+        if not isinstance(part.get("text"), str) or len(part) > 2:
+            raise ApiError(
+                f"{param} has {shown(part)}: only text is served, pass type and text",
+                param=param,
             )
-    return "".join(part.text or "" for part in content or ())
+    return "".join(part["text"] for part in content)
 
 
 def _is_id(value: Any) -> bool:
