@@ -59,6 +59,7 @@ class Asked(BaseModel):
 
     model: str
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
@@ -108,7 +109,13 @@ class Asked(BaseModel):
     @property
     def limit(self) -> int | None:
         """Tokens to generate; None: nobody said."""
-        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
+        asked: int | None = getattr(self, self.limit_name)
+        return self.default_max_tokens if asked is None else asked
+
+    @property
+    def limit_name(self) -> str:
+        """Which of OpenAI's two names it has."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -195,11 +202,6 @@ class ChatRequest(Asked):
     """`/v1/chat/completions`."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def conversation(self) -> list[dict[str, str]]:
         """The messages as chat templates take them.

@@ -126,6 +126,11 @@ def test_streamed_choices_are_kept_apart(server: Running) -> None:
         assert tuple(tokens) == drawn(IDS, 15, temperature=1.0, seed=1 + at)
 
 
+def test_both_paths_take_both_names_of_a_limit(server: Running) -> None:
+    made = complete(server, max_tokens=None, extra_body={"max_completion_tokens": 3})
+    assert made.usage.completion_tokens == 3
+
+
 def test_priority_and_deadline_reach_the_runtime(server: Running, monkeypatch) -> None:
     """A lower priority is served first, as in vLLM; in the runtime a higher one is."""
     seen: list[dict[str, Any]] = []
