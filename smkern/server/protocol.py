@@ -17,6 +17,8 @@ MAX_CHOICES = 128
 """Prompts of a request times `n`."""
 MAX_PRIORITY = 2**31 - 1
 
+REQUEST = "the request"
+
 NEUTRAL = {
     "best_of": ("1",),
     "echo": ("false",),
@@ -80,6 +82,8 @@ class Asked(BaseModel):
 
     default_max_tokens: ClassVar[int | None] = None
     """None: as many as the context has room for."""
+    prompt_name: ClassVar[str]
+    """The parameter that holds the prompt."""
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
@@ -138,7 +142,8 @@ class Asked(BaseModel):
         if room < 1:
             raise ApiError(
                 f"the prompt has {prompt_tokens} tokens, the model's context holds "
-                f"{prompt_tokens + room - 1}: shorten it", code="context_length_exceeded",
+                f"{prompt_tokens + room - 1}: shorten it", param=self.prompt_name,
+                code="context_length_exceeded",
             )  # fmt: skip
         limit = room if self.limit is None else self.limit
         params = SamplingParams(
@@ -153,9 +158,11 @@ class Asked(BaseModel):
             ignore_eos=self.ignore_eos,
         )
         try:
-            params.check("the request", ready.vocab_size)
+            params.check(REQUEST, ready.vocab_size)
         except RequestError as error:
-            raise ApiError(str(error).replace("max_new_tokens", "max_tokens")) from None
+            message = str(error).removeprefix(f"{REQUEST}: ")
+            message = message.replace("max_new_tokens", self.limit_name)
+            raise ApiError(message, param=message.partition(" ")[0].partition("=")[0]) from None
         return params
 
 
@@ -164,6 +171,7 @@ class CompletionRequest(Asked):
 
     prompt: Any
 
+    prompt_name: ClassVar[str] = "prompt"
     default_max_tokens: ClassVar[int | None] = 16
 
     def prompts(self) -> list[str | list[int]]:
@@ -202,6 +210,8 @@ class ChatRequest(Asked):
     """`/v1/chat/completions`."""
 
     messages: list[Message]
+
+    prompt_name: ClassVar[str] = "messages"
 
     def conversation(self) -> list[dict[str, str]]:
         """The messages as chat templates take them.
@@ -257,14 +267,16 @@ def _no_parameter(name: str) -> str:
 
 
 def _first_of(errors: ValidationError) -> ApiError:
-    first = errors.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = errors.errors(include_url=False, include_context=False)[0]
     param = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         message = _no_parameter(param)
     elif first["type"] == "json_invalid":
         message = f"the body is no JSON ({first['msg']})"
+    elif first["type"] == "missing":
+        message = f"{param} is missing: pass it"
     elif param:
-        message = f"{param}: {first['msg']}"
+        message = f"{param}={shown(first['input'])}: {first['msg']}"
     else:
         message = f"the body is no JSON object ({first['msg']})"
     return ApiError(message, param=param or None)

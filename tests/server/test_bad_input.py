@@ -88,7 +88,11 @@ def test_parameters_that_are_wrong_are_named(server, change, param) -> None:
         ({"top_p": 0}, "top_p=0"), ({"top_p": 1.5}, "top_p=1.5"), ({"top_k": -2}, "top_k=-2"),
         ({"min_p": 2}, "min_p=2"), ({"max_tokens": 0}, "max_tokens=0: pass a whole number of at"),
         ({"max_tokens": -5}, "max_tokens=-5"),
-        ({"seed": 2**63}, "seed"), ({"seed": -(2**63) - 1}, "seed"),
+        ({"seed": 2**63}, f"seed={2**63}: Input should be less than or equal to {2**63 - 1}"),
+        ({"seed": -(2**63) - 1}, f"seed={-(2**63) - 1}: Input should be greater than or equal to"),
+        ({"max_tokens": "5"}, "max_tokens='5': Input should be a valid integer"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens=0: pass a whole number of at least"),
+        ({"priority": 2**70}, f"priority={2**70}: "), ({"model": None}, "model=None: "),
         ({"stop": ""}, "stop=('',)"), ({"stop": ["a", ""]}, "stop="),
         ({"stop_token_ids": [64]}, "token ids of 0 to 63"),
         ({"stop": ["x"] * 65}, "stop has 65 texts: pass 64 at most"),
@@ -100,7 +104,9 @@ def test_parameters_that_are_wrong_are_named(server, change, param) -> None:
     ],
 )  # fmt: skip
 def test_values_outside_their_limits_say_them(server, change, said) -> None:
-    assert said in refused(post(server, {"model": NAME, "prompt": "abc"} | change))["message"]
+    error = refused(post(server, {"model": NAME, "prompt": "abc"} | change))
+    assert said in error["message"]
+    assert error["param"] == (None if "position" in said else next(iter(change)))
 
 
 def test_a_prompt_over_the_limit_has_openais_code(server: Running) -> None:
@@ -112,7 +118,9 @@ def test_a_prompt_over_the_limit_has_openais_code(server: Running) -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([], "messages is empty"), ("hi", "messages"), ([{"content": "a"}], "role"),
+        ([], "messages is empty"), ("hi", "messages='hi': "),
+        ([{"content": "a"}], "messages.0.role is missing: pass it"),
+        ([{"role": "user", "content": "a" * 257}], "the prompt has 258 tokens"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "of type 'image_url'"),
         ([{"role": "user", "content": [{"type": "text"}]}], "only text is served"),
         ([{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}], "pass type and"),
@@ -125,6 +133,7 @@ def test_conversations_that_no_template_takes(server: Running, messages: Any, sa
     body = {"model": NAME, "messages": messages}
     error = refused(post(server, body, "chat/completions"))
     assert said in error["message"]
+    assert error["param"].startswith("messages")
 
 
 def test_an_image_is_refused_by_name(server: Running) -> None:
