@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,8 +50,10 @@ REFUSALS = ("RequestError", "OutOfPagesError", "ArgumentError")
 
 
 def of_engine(fault: Fault) -> ApiError:
-    """An error of the engine, as a client is told it."""
+    """An error of the engine, as a client is told it: the engine's number of a prompt is none of
+    the client's, and a parameter has OpenAI's name."""
     if fault.kind in REFUSALS:
-        return ApiError(fault.message)
+        message = re.sub(r"^prompt \d+", "the prompt", fault.message)
+        return ApiError(message.replace("max_new_tokens", "max_tokens"))
     status = 503 if fault.kind in ("EngineDeadError", "StalledError", "DeviceError") else 500
     return ApiError(f"{fault.kind}: {fault.message}", status=status, code="engine_error")

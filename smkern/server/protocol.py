@@ -145,7 +145,7 @@ class Asked(BaseModel):
                 f"{prompt_tokens + room - 1}: shorten it", param=self.prompt_name,
                 code="context_length_exceeded",
             )  # fmt: skip
-        limit = room if self.limit is None else self.limit
+        limit = room if self.limit is None else min(self.limit, room)
         params = SamplingParams(
             max_new_tokens=limit,
             temperature=1.0 if self.temperature is None else self.temperature,

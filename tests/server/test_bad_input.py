@@ -98,8 +98,9 @@ def test_parameters_that_are_wrong_are_named(server, change, param) -> None:
         ({"stop": ["x"] * 65}, "stop has 65 texts: pass 64 at most"),
         ({"stop": "x" * 257}, "stop has 257 characters in a text: pass 256 at most"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids has 1025 tokens: pass 1024 at most"),
-        ({"prompt": [5, 64]}, "has 64 at position 1: token ids are whole numbers of 0 to 63"),
-        ({"prompt": [-1]}, "has -1 at position 0"), ({"prompt": [10**30]}, "at position 0"),
+        ({"prompt": [5, 64]}, "the prompt has 64 at position 1: token ids are whole numbers of 0"),
+        ({"prompt": [-1]}, "the prompt has -1 at position 0"),
+        ({"prompt": [10**30]}, "at position 0"),
         ({"prompt": "a" * 257}, "the prompt has 257 tokens, the model's context holds 256"),
     ],
 )  # fmt: skip

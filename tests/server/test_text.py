@@ -103,6 +103,13 @@ def test_a_chats_room_is_what_context_and_pages_leave() -> None:
         asked.sampling(Ready(1000, 64, 50), 65, 0)
 
 
+def test_a_limit_beyond_context_or_pages_is_cut_to_what_is_left() -> None:
+    for limit, tokens in ((3, 3), (400, 5), (10**30, 5)):
+        asked = CompletionRequest(model="x", prompt="a", max_tokens=limit)
+        for ready in (Ready(100, 64, 50), Ready(64, 100, 50)):
+            assert asked.sampling(ready, 60, 0).max_new_tokens == tokens
+
+
 @pytest.mark.parametrize(
     ("seed", "seeds"), [(7, [7, 8]), (2**63 - 1, [2**63 - 1, 0]), (-1, [2**63 - 1, 0])]
 )
