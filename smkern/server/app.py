@@ -110,7 +110,9 @@ class Server:
     async def _chat(self, request: Request) -> Response:
         asked = ChatRequest.parse(await self._body(request))
         self._check(asked)
-        prompt = await to_thread.run_sync(encode_chat, self._tokenizer, asked.conversation())
+        prompt = await to_thread.run_sync(
+            encode_chat, self._tokenizer, asked.conversation(), asked.chat_template_kwargs
+        )
         return await self._generate(request, asked, [prompt], ChatCompletions)
 
     async def _models(self, request: Request) -> Response:

@@ -207,9 +207,13 @@ class Message(BaseModel):
 
 
 class ChatRequest(Asked):
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`.
+
+    `chat_template_kwargs`, as in vLLM, are further variables of the model's chat template.
+    """
 
     messages: list[Message]
+    chat_template_kwargs: dict[str, Any] | None = None
 
     prompt_name: ClassVar[str] = "messages"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from smkern.models.sampling import SamplingParams
@@ -34,12 +35,23 @@ def encode(tokenizer: Tokenizer | None, prompt: str) -> list[int]:
     return _checked(ids, "prompt")
 
 
-def encode_chat(tokenizer: Tokenizer | None, conversation: list[dict[str, str]]) -> list[int]:
+def encode_chat(
+    tokenizer: Tokenizer | None,
+    conversation: list[dict[str, str]],
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
     """The token ids of a conversation by the model's chat template, up to the answer's begin.
 
+    Args:
+        tokenizer: The model's.
+        conversation: Its messages.
+        variables: Further ones of the template, Qwen3's `enable_thinking` for example.
+
     Raises:
-        ApiError: no tokenizer, one without a template, or a template that raises at it.
+        ApiError: no tokenizer, one without a template, a variable that is the server's own, or a
+            template that raises at it.
     """
+    variables = variables or {}
     if tokenizer is None:
         raise ApiError(NO_TOKENIZER, param="messages")
     apply: Any = getattr(tokenizer, "apply_chat_template", None)
@@ -47,8 +59,15 @@ def encode_chat(tokenizer: Tokenizer | None, conversation: list[dict[str, str]])
         raise ApiError(
             "this model has no chat template: use /v1/completions", code="no_chat_template"
         )
+    # An argument of the call is no variable: one of them is another template, a program.
+    own = [name for name in variables if name in signature(apply).parameters]
+    if own:
+        raise ApiError(
+            f"chat_template_kwargs has {own[0]!r}, which the server sets itself: leave it out",
+            param="chat_template_kwargs",
+        )
     try:
-        text = apply(conversation, tokenize=False, add_generation_prompt=True)
+        text = apply(conversation, tokenize=False, add_generation_prompt=True, **variables)
         ids = list(tokenizer.encode(text, add_special_tokens=False))  # type: ignore[call-arg]
     except Exception as error:  # a template refuses by raising
         raise ApiError(

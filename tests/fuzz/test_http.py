@@ -24,7 +24,7 @@ KEYS = (
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p",
     "n", "seed", "stop", "stream", "stream_options", "user", "metadata", "top_k", "min_p",
     "stop_token_ids", "ignore_eos", "return_token_ids", "echo", "logprobs", "logit_bias", "tools",
-    "response_format", "suffix", "nothing",
+    "response_format", "suffix", "nothing", "chat_template_kwargs",
 )  # fmt: skip
 
 

@@ -48,18 +48,24 @@ class PacedDevice(SimDevice):
 
 
 class Chatting(Letters):
-    """Letters with a chat template: the contents, one behind the other, then "z"."""
+    """Letters with a chat template: the contents, one behind the other, then `ending` or "z"."""
 
     chat_template = "yes"
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        **variables: Any,
     ) -> str:
         assert add_generation_prompt
         assert not tokenize
         if any(message["role"] == "nobody" for message in conversation):
             raise ValueError("roles are user and assistant")
-        return "".join(message["content"] for message in conversation) + "z"
+        said = "".join(message["content"] for message in conversation)
+        return said + str(variables.get("ending", "z"))
 
     def encode(self, text: str, **options: Any) -> list[int]:
         return super().encode(text)

@@ -163,6 +163,14 @@ def test_a_chat_goes_through_the_template(server: Running, content: Any) -> None
     assert parts[-1].choices[0].finish_reason == "length"
 
 
+def test_a_chat_has_variables_of_its_template(server: Running) -> None:
+    made = server.client.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": "hell"}], temperature=0, max_tokens=20,
+        extra_body={"chat_template_kwargs": {"ending": "y"}},
+    )  # fmt: skip
+    assert made.choices[0].message.content == text_of(drawn(Letters().encode("helly"), 20))
+
+
 def test_a_chat_goes_on_to_the_end_of_the_context_unless_told(server: Running) -> None:
     messages: Any = [{"role": "user", "content": "hell"}]
     made = server.client.chat.completions.create(model=NAME, messages=messages, temperature=0)

@@ -17,6 +17,8 @@ from tests.models.generation import Letters
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if mood is defined %}{% if mood == 'bad' %}{{ raise_exception('bad mood') }}{% endif %}"
+    "<{{ mood }}>{% endif %}"
 )
 
 
@@ -46,6 +48,23 @@ def test_a_conversation_is_its_templates_text_and_nothing_more(tokenizer: Tokeni
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<user>sat<assistant>"
     with pytest.raises(ApiError, match="the chat template refused the messages: no tools"):
         encode_chat(tokenizer, [{"role": "tool", "content": "sat"}])
+
+
+def test_a_template_has_variables_of_the_request_and_none_of_the_servers(
+    tokenizer: Tokenizer,
+) -> None:
+    messages = [{"role": "user", "content": "sat"}]
+    ids = encode_chat(tokenizer, messages, {"mood": "good", "other": 1})
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<user>sat<assistant><good>"
+    with pytest.raises(ApiError, match="the chat template refused the messages: bad mood"):
+        encode_chat(tokenizer, messages, {"mood": "bad"})
+    for name in ("chat_template", "conversation", "tokenize", "add_generation_prompt", "tools"):
+        with pytest.raises(ApiError, match=f"has '{name}', which the server sets itself") as caught:
+            encode_chat(tokenizer, messages, {"mood": "good", name: "x"})
+        assert caught.value.param == "chat_template_kwargs"
+    for name in ("conversations", "messages", "self"):
+        with pytest.raises(ApiError, match="the chat template refused"):
+            encode_chat(tokenizer, messages, {name: "x"})
 
 
 def test_a_tokenizer_without_a_template_says_what_to_use() -> None:
