@@ -54,6 +54,11 @@ class Handle:
         return (*request.ids[request.prompt_len :], *request.to_repeat)
 
     @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of its prompt that were in the pool when it came; None until it has pages."""
+        return self._request.cached_tokens
+
+    @property
     def done(self) -> bool:
         """Whether no more tokens come."""
         return self._request.stage == "done" or self._request.completion is not None

@@ -280,7 +280,7 @@ class Running:
         """
         texts: dict[int, str] = defaultdict(str)
         tokens: dict[int, list[int]] = defaultdict(list)
-        for index, token, end in events:
+        for index, token, end, cached in events:
             choice = self._choices[index]
             if choice.finish_reason is not None:
                 continue  # drawn before the engine knew of a stop text
@@ -289,7 +289,7 @@ class Running:
                 assert end.fault is not None
                 raise of_engine(end.fault)
             try:
-                texts[index] += choice.take(token, end)
+                texts[index] += choice.take(token, end, cached)
             except Exception as error:
                 raise ApiError(
                     f"the tokenizer raised {type(error).__name__} at the text of token {token}",

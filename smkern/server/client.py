@@ -46,11 +46,13 @@ class Event(NamedTuple):
         choice: Its number.
         token: None where it failed.
         end: How it ended, if by this.
+        cached: Tokens of its prompt that were computed already, told with the first token.
     """
 
     choice: int
     token: int | None
     end: End | None
+    cached: int | None = None
 
 
 class Generation:
@@ -227,8 +229,8 @@ class EngineClient:
                 self._failed(fault)
 
     def _drawn(self, message: Drawn) -> None:
-        ends = message.ends
-        if not ends:  # most steps end nothing
+        ends, cached = message.ends, message.cached
+        if not (ends or cached):  # most steps begin and end nothing
             for id_, token in zip(message.ids, message.tokens, strict=True):
                 if (reader := self._readers.get(id_)) is not None:
                     reader[0].put(Event(reader[1], token, None))
@@ -238,7 +240,7 @@ class EngineClient:
             end = ends.get(id_) if last[id_] == at else None
             reader = self._readers.get(id_) if end is None else self._readers.pop(id_, None)
             if reader is not None:
-                reader[0].put(Event(reader[1], token, end))
+                reader[0].put(Event(reader[1], token, end, cached.get(id_)))
 
     def _answered(self, id_: int, answer: str | EngineError) -> None:
         future = self._answers.pop(id_, None)

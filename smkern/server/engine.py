@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
 
 from smkern.errors import DeviceError, SmkernError
-from smkern.runtime.handle import Output
+from smkern.runtime.handle import Handle, Output
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.server.messages import (
     Accepted,
@@ -80,6 +80,8 @@ class EngineLoop:
         self._ids: list[int] = []
         self._tokens: list[int | None] = []
         self._ends: dict[int, End] = {}
+        self._fresh: dict[int, Handle] = {}  # by our number, until its first token
+        self._cached: dict[int, int] = {}
 
     def run(self) -> None:
         """Until the other end says `Stop`, or is gone.
@@ -118,20 +120,22 @@ class EngineLoop:
             self._send(Metrics(message.id, self._mux.metrics_text()))
         elif (ours := self._ours.pop(message.id, None)) is not None:
             del self._theirs[ours]
+            self._fresh.pop(ours, None)
             self._mux.cancel(ours)
 
     def _submit(self, message: Submit) -> None:
         try:
-            ours = self._mux.submit(
+            handle = self._mux.submit(
                 message.prompt, message.params,
                 priority=message.priority, deadline_ms=message.deadline_ms,
-            ).id  # fmt: skip
+            )  # fmt: skip
         except SmkernError as error:
             if self._mux.dead is not None:
                 raise
             self._send(Refused(message.id, Fault.of(error)))
             return
-        self._ours[message.id], self._theirs[ours] = ours, message.id
+        self._ours[message.id], self._theirs[handle.id] = handle.id, message.id
+        self._fresh[handle.id] = handle
         self._send(Accepted(message.id))
 
     def _keep(self, outputs: Sequence[Output]) -> None:
@@ -145,11 +149,13 @@ class EngineLoop:
                 continue
             self._ids.append(theirs)
             self._tokens.append(token)
+            if self._fresh and (handle := self._fresh.pop(ours, None)) is not None:
+                self._cached[theirs] = handle.cached_tokens or 0
             if completion is None and error is None:
                 continue
             end = End("error", fault=Fault.of(error)) if error is not None else None
             if completion is not None and end is None:
-                end = End(completion.finish_reason, completion.cached_tokens)
+                end = End(completion.finish_reason)
             assert end is not None
             self._ends[theirs] = end
             del self._theirs[ours], self._ours[theirs]
@@ -159,8 +165,8 @@ class EngineLoop:
 
     def _hand_out(self) -> None:
         if self._ids:
-            self._send(Drawn(tuple(self._ids), tuple(self._tokens), self._ends))
-            self._ids, self._tokens, self._ends = [], [], {}
+            self._send(Drawn(tuple(self._ids), tuple(self._tokens), self._ends, self._cached))
+            self._ids, self._tokens, self._ends, self._cached = [], [], {}, {}
 
     def _send(self, message: FromEngine) -> None:
         self._connection.send(message)

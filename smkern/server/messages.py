@@ -105,12 +105,10 @@ class End:
 
     Attributes:
         reason: As in `Completion`; "error" with a fault.
-        cached_tokens: Tokens of the prompt that were in the pool already.
         fault: Why it failed.
     """
 
     reason: FinishReason
-    cached_tokens: int = 0
     fault: Fault | None = None
 
 
@@ -122,11 +120,14 @@ class Drawn:
         ids: A request each.
         tokens: Its token; None where it failed.
         ends: Of those that ended by their last entry.
+        cached: Tokens of their prompt that were in the pool already, of those whose first token is
+            here: a stop text may end a request of which no end comes.
     """
 
     ids: tuple[int, ...]
     tokens: tuple[int | None, ...]
     ends: dict[int, End]
+    cached: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)

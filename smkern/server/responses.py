@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -18,16 +18,20 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
-def usage(prompts: Iterable[Sequence[int]], choices: Sequence[Choice]) -> dict[str, Any]:
-    """Tokens of the prompts, each counted once, and of all choices."""
+def usage(prompts: Sequence[Sequence[int]], choices: Sequence[Choice]) -> dict[str, Any]:
+    """Tokens of the prompts, each counted once, and of all choices.
+
+    Of a prompt's choices the first says what was there already: the others may find what it left.
+    """
     prompt = sum(len(ids) for ids in prompts)
     drawn = sum(len(choice.tokens) for choice in choices)
-    cached = sum(choice.cached_tokens or 0 for choice in choices)
+    firsts = choices[:: len(choices) // len(prompts)]
+    cached = sum(choice.cached_tokens for choice in firsts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": drawn,
         "total_tokens": prompt + drawn,
-        "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 

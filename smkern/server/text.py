@@ -93,7 +93,7 @@ class Choice:
     Attributes:
         tokens: All so far.
         finish_reason: Why it ended; None: it goes on.
-        cached_tokens: Tokens of the prompt that were computed already; None: not told.
+        cached_tokens: Tokens of the prompt that were computed already; 0 before the first token.
     """
 
     __slots__ = ("_detokenizer", "cached_tokens", "finish_reason", "tokens")
@@ -103,7 +103,7 @@ class Choice:
     ) -> None:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self.cached_tokens: int | None = None
+        self.cached_tokens = 0
         self._detokenizer = None
         if tokenizer is not None:
             self._detokenizer = Detokenizer(tokenizer, prompt, params.stops)
@@ -113,8 +113,16 @@ class Choice:
         """Their text so far, cut at a stop text."""
         return "" if self._detokenizer is None else self._detokenizer.text
 
-    def take(self, token: int, end: End | None) -> str:
-        """A token came, maybe the last; the text that became certain by it."""
+    def take(self, token: int, end: End | None, cached: int | None = None) -> str:
+        """A token came, maybe the last; the text that became certain by it.
+
+        Args:
+            token: It.
+            end: How it ended, if by this.
+            cached: Tokens of the prompt that were computed already; None: told before.
+        """
+        if cached is not None:
+            self.cached_tokens = cached
         self.tokens.append(token)
         detokenizer, text = self._detokenizer, ""
         if detokenizer is not None:
@@ -126,5 +134,4 @@ class Choice:
                 self.finish_reason = "stop"
         if end is not None:
             self.finish_reason = self.finish_reason or end.reason
-            self.cached_tokens = end.cached_tokens
         return text

@@ -186,6 +186,26 @@ def test_a_prompt_that_came_before_is_found(server: Running) -> None:
     assert again.usage.prompt_tokens_details.cached_tokens == 48  # all full pages but the last
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_are_told_of_a_choice_that_a_stop_text_ends(server, stream: bool) -> None:
+    ids = Letters().encode("cachedbefore" * 4)
+    text = text_of(drawn(ids, 12))
+    complete(server, prompt=ids, max_tokens=1)
+    how: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    again = complete(server, prompt=ids, stop=text[1:3], stream=stream, **how)
+    made = [*again][-1] if stream else again
+    assert made.usage.completion_tokens < 40
+    assert made.usage.prompt_tokens_details.cached_tokens == 32
+
+
+def test_cached_tokens_of_a_prompt_are_counted_once(server: Running) -> None:
+    prompts = [[4] * 64, [5] * 64]
+    fresh = complete(server, prompt=prompts, n=8, max_tokens=2)
+    assert fresh.usage.prompt_tokens_details.cached_tokens == 0
+    again = complete(server, prompt=[*prompts, [6] * 64], n=2, max_tokens=2)
+    assert again.usage.prompt_tokens_details.cached_tokens == 96
+
+
 def test_models(server: Running) -> None:
     (model,) = server.client.models.list().data
     assert (model.id, model.owned_by, model.max_model_len) == (NAME, "smkern", 256)  # type: ignore[attr-defined]

@@ -75,8 +75,9 @@ def test_a_tokenizer_without_a_template_says_what_to_use() -> None:
 def test_text_comes_as_it_becomes_certain_characters_whole(tokenizer: Tokenizer) -> None:
     ids = encode(tokenizer, "the mät 猫!")[1:]
     choice = Choice(tokenizer, [0], SamplingParams())
-    parts = [choice.take(token, None) for token in ids[:-1]]
-    parts.append(choice.take(ids[-1], End("length", 3)))
+    parts = [choice.take(ids[0], None, 3)]
+    parts += [choice.take(token, None) for token in ids[1:-1]]
+    parts.append(choice.take(ids[-1], End("length")))
     assert "".join(parts) == choice.text == "the mät 猫!"
     assert all("�" not in part for part in parts)
     assert (choice.finish_reason, choice.cached_tokens) == ("length", 3)
