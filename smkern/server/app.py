@@ -148,8 +148,10 @@ class Server:
         key = self._limits.api_key
         if key is None or not path.startswith("/v1/"):
             return
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # starlette reads a header's bytes as latin-1
+        is_right = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
+        if scheme.lower() != "bearer" or not is_right:
             raise ApiError(
                 "the API key is missing or wrong: send Authorization: Bearer <key>", status=401,
                 code="invalid_api_key", headers={"www-authenticate": "Bearer"},

@@ -174,6 +174,17 @@ def test_a_wrong_key_is_refused_wherever_v1_is(server: Running, key: str) -> Non
     assert "smkern_tokens_total" in server.http.get("/metrics").text
 
 
+@pytest.mark.parametrize("key", [KEY, "schlüssel", "鍵"])
+def test_the_right_key_is_right_in_any_letters(key: str) -> None:
+    with running(with_tensors, limits=Limits(api_key=key)) as server:
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            headers = {b"authorization": f"{scheme} {key}".encode()}
+            assert server.http.get("/v1/models", headers=headers).status_code == 200
+        for wrong in (f"Basic {key}", key, f"Bearer{key}", f"Bearer {key}x"):
+            headers = {b"authorization": wrong.encode()}
+            refused(server.http.get("/v1/models", headers=headers), 401)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
