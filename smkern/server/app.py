@@ -219,11 +219,13 @@ class Server:
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         """What no route answers."""
-        if not isinstance(error, HTTPException):
-            return _answer(ApiError(f"{type(error).__name__} in the server", status=500))
-        where = f"{request.method} {request.url.path!r:.100}"
-        message = f"{where}: {error.detail}"
-        return _answer(ApiError(message, status=error.status_code, headers=error.headers))
+        if isinstance(error, HTTPException):
+            message = f"{request.method} {request.url.path!r:.100}: {error.detail}"
+            said = ApiError(message, status=error.status_code, headers=error.headers)
+        else:
+            said = ApiError(f"{type(error).__name__} in the server", status=500)
+        self._responses.labels("other", said.status).inc()
+        return _answer(said)
 
     def _card(self) -> dict[str, Any]:
         return {

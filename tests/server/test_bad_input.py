@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,6 +196,20 @@ def test_the_right_key_is_right_in_any_letters(key: str) -> None:
 def test_other_paths_and_methods(server: Running, method: str, path: str, status: int) -> None:
     error = refused(server.http.request(method, path), status)
     assert method in error["message"]
+
+
+def test_responses_are_counted_by_path_and_status_also_where_no_route_is(server: Running) -> None:
+    def counted(path: str, status: int) -> float:
+        name = f'smkern_http_responses_total{{path="{path}",status="{status}"}}'
+        found = re.search(rf"^{re.escape(name)} (\S+)$", server.http.get("/metrics").text, re.M)
+        return float(found[1]) if found else 0.0
+
+    asked = [("GET", "/nowhere", "other", 404), ("GET", "/v1/completions", "other", 405),
+             ("GET", "/health", "/health", 200)]  # fmt: skip
+    before = [counted(path, status) for _, _, path, status in asked]
+    for method, url, _, _ in asked:
+        server.http.request(method, url)
+    assert [counted(path, status) for _, _, path, status in asked] == [x + 1 for x in before]
 
 
 def test_too_many_choices_at_a_time_are_sent_away(server: Running) -> None:
