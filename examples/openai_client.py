@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from openai import APIConnectionError, OpenAI
+from openai import APIConnectionError, APIError, OpenAI
 
 
 def show(prompt: str, url: str, *, key: str = "none", max_tokens: int = 64) -> str:
@@ -35,3 +35,5 @@ if __name__ == "__main__":
         show(prompt, url)
     except APIConnectionError:
         sys.exit(f"nothing answers at {url}: start one with `smkern serve --model MODEL`")
+    except APIError as error:  # a server without a tokenizer says so
+        sys.exit(str(error))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from runpy import run_path
 from typing import Any
 
 import openai
 import pytest
 
+from smkern.examples import openai_client
 from smkern.models import SamplingParams
 from smkern.runtime.multiplexer import Multiplexer
 from tests.models.generation import Letters
@@ -215,7 +217,12 @@ def test_models(server: Running) -> None:
 
 
 def test_the_example_prints_what_comes(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    from smkern.examples import openai_client
-
     text = openai_client.show(PROMPT, f"{server.url}/v1", max_tokens=12)
     assert capsys.readouterr().out == f"{text}\n5 + 12 tokens\n"
+
+
+def test_the_example_says_what_a_server_without_a_tokenizer_answers(monkeypatch) -> None:
+    with running(with_tensors) as bare:
+        monkeypatch.setattr("sys.argv", ["openai_client.py", PROMPT, f"{bare.url}/v1"])
+        with pytest.raises(SystemExit, match="this server has no tokenizer: pass token ids"):
+            run_path(openai_client.__file__, run_name="__main__")
