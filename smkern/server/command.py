@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import signal
 import socket
@@ -127,9 +128,11 @@ def bound(host: str, port: int) -> socket.socket:
         made.bind((host, port))
     except OSError as error:
         made.close()
+        remedy = "give another port, or 0 for any that is free"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            remedy = f"give an address of this machine, {LOCAL} or 0.0.0.0 for example"
         raise ArgumentError(
-            f"--host {host} --port {port} cannot be bound ({error.strerror or error}): give "
-            "another port, or 0 for any that is free"
+            f"--host {host} --port {port} cannot be bound ({error.strerror or error}): {remedy}"
         ) from None
     return made
 

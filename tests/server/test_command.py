@@ -142,7 +142,7 @@ def test_a_port_that_is_taken_is_said_before_anything_loads() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         error = refused("--model", "qwen3-8b", "--port", str(taken.getsockname()[1]))
     assert isinstance(error, ArgumentError)
-    assert "cannot be bound (Address already in use)" in str(error)
+    assert "cannot be bound (Address already in use): give another port" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,8 @@ def test_a_port_that_is_taken_is_said_before_anything_loads() -> None:
     [
         (["--api-key", ""], "the API key is empty"),
         (["--host", "no.such.host.invalid"], "cannot be bound"),
+        (["--host", "no.such.host.invalid"], "give an address of this machine, 127.0.0.1 or"),
+        (["--host", "192.0.2.1"], "give an address of this machine, 127.0.0.1 or"),
     ],
 )
 def test_options_that_cannot_be(words: list[str], said: str) -> None:
