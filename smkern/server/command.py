@@ -41,8 +41,8 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
               help="As smkern replay has it: chunked:512, static_split:32, adaptive.")  # fmt: skip
 @click.option("--tbt-ms", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
               help="Limit of the time between two tokens, for the policy.")  # fmt: skip
-@click.option("--order", default="slack", show_default=True,
-              help="Which request goes first: fcfs, deadline, shortest, slack.")  # fmt: skip
+@click.option("--order", type=click.Choice(["fcfs", "deadline", "shortest", "slack"]),
+              default="slack", show_default=True, help="Which request goes first.")  # fmt: skip
 @click.option("--table", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               default=None, help="A latency table of your own.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None,

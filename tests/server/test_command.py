@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import openai
 import pytest
 import torch
@@ -24,6 +25,7 @@ from transformers import AutoModelForCausalLM
 import smkern.server.command
 from smkern import cli
 from smkern.errors import ArgumentError, ConfigError
+from smkern.policies import ORDERS
 from tests.models.peers import hf_config
 from tests.server import beginning
 
@@ -158,6 +160,15 @@ def test_options_that_cannot_be(words: list[str], said: str) -> None:
     error = refused("--model", "qwen3-8b", "--port", "0", *words)
     assert isinstance(error, ArgumentError)
     assert said in str(error)
+
+
+def test_an_order_is_one_of_the_policies() -> None:
+    (order,) = [x for x in smkern.server.command.command.params if x.name == "order"]
+    assert isinstance(order.type, click.Choice)
+    assert [*order.type.choices] == [*ORDERS]
+    found = CliRunner().invoke(cli.cli, ["serve", "--model", "qwen3-8b", "--order", "foo"])
+    assert found.exit_code == 2
+    assert "function" not in found.output
 
 
 def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
