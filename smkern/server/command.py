@@ -13,15 +13,19 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from smkern import errors
 from smkern.errors import ArgumentError, EngineDeadError, SmkernError
 from smkern.garbage import seldom_collected
+from smkern.limits import as_int
 from smkern.measure.options import IntList
 from smkern.server import RUNGS
+
+if TYPE_CHECKING:
+    from smkern.latency.work import Size
 
 LOCAL = "127.0.0.1"
 STOP_S = 30.0
@@ -104,6 +108,7 @@ def command(
     name = Path(model).name if name is None else name
     limits = Limits(api_key, max_body_mib << 20, max_choices)
     options = {"model": model, "rungs": tuple(sorted(set(rungs))), **engine}
+    check_engine(options)
     with bound(host, port) as place:  # a port that is taken is said before minutes of loading
         click.echo(f"loading {model}", err=True)
         with engine_process(options) as (connection, ready):
@@ -114,6 +119,39 @@ def command(
             run_server(server.app, client, place, grace_s)
             if client.failure is not None:
                 raise EngineDeadError(f"{client.failure.kind}: {client.failure.message}")
+
+
+def check_engine(options: dict[str, Any]) -> None:
+    """Refuse at once what the engine would refuse after it has loaded; needs no torch.
+
+    Args:
+        options: Of `EngineOptions`.
+
+    Raises:
+        SmkernError: no such model, policy or table, or a limit that it does not take.
+    """
+    from smkern.latency import TablePredictor
+    from smkern.models.presets import find_model
+    from smkern.replay.named import policy_named
+
+    config, _ = find_model(options["model"])
+    if options["max_context"] is not None:
+        as_int("--max-context", options["max_context"], 1, config.max_position)
+    if options["table"] is not None:
+        TablePredictor.read(options["table"])
+    policy_named(
+        options["policy"], Unpriced(), tbt_slo_ms=options["tbt_ms"], order=options["order"]
+    )
+
+
+class Unpriced:
+    """Stands for a predictor where a policy is made only to see whether it can be."""
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        raise NotImplementedError
+
+    def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        raise NotImplementedError
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 import smkern.server.command
 from smkern import cli
-from smkern.errors import ArgumentError, ConfigError
+from smkern.errors import ArgumentError, ConfigError, TableError
 from smkern.policies import ORDERS
 from tests.models.peers import hf_config
 from tests.server import beginning
@@ -129,13 +129,13 @@ def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("begin", "said"),
     [
-        (beginning.fails, "ConfigError: tiny has no config.json"),
+        (beginning.fails, "ConfigError: qwen3-8b has no config.json"),
         (beginning.dies, "EngineDeadError: the engine's process ended while it loaded"),
     ],
 )
 def test_an_engine_that_cannot_begin_is_an_error(begin, said, monkeypatch) -> None:
     monkeypatch.setattr(smkern.server.command, "begin_engine", begin)
-    error = refused("--model", "tiny", "--device", "cpu", "--port", "0")
+    error = refused("--model", "qwen3-8b", "--device", "cpu", "--port", "0")
     assert f"{type(error).__name__}: {error}".startswith(said)
     assert multiprocessing.active_children() == []
 
@@ -151,14 +151,24 @@ def test_a_port_that_is_taken_is_said_before_anything_loads() -> None:
     ("words", "said"),
     [
         (["--api-key", ""], "the API key is empty"),
+        (["--model", "nobody"], "model 'nobody' is neither a folder nor a preset"),
+        (["--policy", "foo"], "policy 'foo': there is adaptive, "),
+        (["--policy", "chunked:abc"], "chunk_tokens='abc': give a whole number"),
+        (["--policy", "adaptive:foo=1"], "policy 'adaptive:foo=1' has no foo"),
+        (["--tbt-ms", "nan"], "tbt_slo_ms=nan: give a finite time"),
+        (["--table", __file__], "test_command.py is not valid JSON"),
+        (["--max-context", "100000"], "--max-context=100000: give a whole number of at least 1"),
         (["--host", "no.such.host.invalid"], "cannot be bound"),
         (["--host", "no.such.host.invalid"], "give an address of this machine, 127.0.0.1 or"),
         (["--host", "192.0.2.1"], "give an address of this machine, 127.0.0.1 or"),
     ],
 )
-def test_options_that_cannot_be(words: list[str], said: str) -> None:
+def test_options_that_cannot_be_are_refused_before_anything_loads(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smkern.server.command, "engine_process", None)
     error = refused("--model", "qwen3-8b", "--port", "0", *words)
-    assert isinstance(error, ArgumentError)
+    assert isinstance(error, ArgumentError | ConfigError | TableError)
     assert said in str(error)
 
 
