@@ -240,6 +240,7 @@ def figures_of(served: Served, slo: Slo) -> dict[str, Any]:
     found = report.to_json()
     kept = min(report.tbt_kept or 0.0, report.ttft_kept)
     taken: tuple[str, ...] = (
+        "unfinished",
         "duration_s",
         "requests_per_s",
         "tokens_per_s",

@@ -46,6 +46,9 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = [self.title, *aligned(self.table()), self.verdict()]
+        for name, one in self.served.items():
+            if errors := [x.error for x in one.counted if x.error is not None]:
+                lines.append(f"{name}: {len(errors)} requests failed: {errors[0]}")
         lines += [
             f"{name} failed, and plain decisions took its place: {one.failed_decision}"
             for name, one in self.served.items()

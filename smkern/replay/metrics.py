@@ -193,7 +193,7 @@ def _papers(
     """
     norm = Spread.of(record.ttft_s / record.prompt_tokens for record in records)
     tpot = Spread.of(x for x in (r.tpot_s for r in records) if x is not None)
-    kept = [record.ttft_s <= 1e-3 * record.new_tokens for record in records]
+    kept = [x.error is None and x.ttft_s <= 1e-3 * x.new_tokens for x in records]
     return {
         "muxwise_tbt_p99_ms": tbt.p99,
         "bullet_ttft_p90_ms_per_token": norm.p90,

@@ -55,8 +55,8 @@ class Record:
 
     @property
     def misses(self) -> bool:
-        """Whether its first token came late, or never."""
-        return self.ttft_s > self.limit_s
+        """Whether its first token came late or never, or it failed later."""
+        return self.error is not None or self.ttft_s > self.limit_s
 
     def gaps_s(self) -> Floats:
         """Times between its tokens, as delivered."""

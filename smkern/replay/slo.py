@@ -18,7 +18,8 @@ TOLERATED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """p99 of the time between tokens within its limit, and 99% of first tokens within theirs.
+    """p99 of the time between tokens within its limit, and 99% of first tokens within theirs; the
+    first token of a request that failed counts as late.
 
     Attributes:
         tbt_ms: Limit of the gap between two tokens of a request.
@@ -55,7 +56,7 @@ class Watch:
     """Says as soon as it is certain that a replay misses its limits: the rest need not be run.
 
     Gaps of requests that ended are counted against all gaps that the trace will ever have; first
-    tokens that are overdue against all requests.
+    tokens that are overdue, and requests that failed behind them, against all requests.
 
     Args:
         records: The requests, in the order of their arrivals.
@@ -70,12 +71,16 @@ class Watch:
         self._due = sorted(counted, key=lambda n: records[n].at_s + records[n].limit_s)
         self._next = 0
         self._overdue = 0
+        self._failed = 0
+        """Requests that failed after a first token in time; others are overdue."""
         self._late = 0
         self._overdue_most = slo.tolerated * len(counted)
         self._late_most = slo.tolerated * sum(x.output_tokens - 1 for x in records)
 
     def ended(self, record: Record) -> None:
-        """A request's tokens are all there."""
+        """A request's tokens are all there, or it failed."""
+        if record.at_s >= self._warm_s:
+            self._failed += record.misses and record.ttft_s <= record.limit_s
         times = np.asarray(record.token_s)
         late = (np.diff(times) > self._tbt_s) & (times[1:] >= self._warm_s)
         self._late += int(np.count_nonzero(late & (times[1:] <= self._records[-1].at_s)))
@@ -95,8 +100,9 @@ class Watch:
                 break
             self._overdue += first_s(number) > limit_s
             self._next += 1
-        if self._overdue > self._overdue_most:
-            return f"{self._overdue} first tokens late at {now_s:.1f} s"
+        if self._overdue + self._failed > self._overdue_most:
+            failed = f" and {self._failed} requests failed" if self._failed else ""
+            return f"{self._overdue} first tokens late{failed} at {now_s:.1f} s"
         if self._late > self._late_most:
             return f"{self._late} gaps late at {now_s:.1f} s"
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from smkern.errors import ArgumentError, ConfigError, TraceError
 from smkern.latency import Size
 from smkern.models import preset
 from smkern.panels import write
-from smkern.policies import StaticSplit
+from smkern.policies import Policy, StaticSplit
 from smkern.replay import Arrival, Comparison, SimServer, Sizes, Trace, compare, replay
 from smkern.replay.plots import draw_splits, limits_picture, rates_picture, strips
 from smkern.replay.records import Served
+from smkern.replay.simulated import SimSession
 
 
 class Flat:
@@ -144,6 +146,34 @@ def test_a_policy_that_fails_is_told(server: SimServer) -> None:
     assert result.ranking() == ["chunked:16", "Fails"]
     result.served["Fails"].failed_decision = ""
     assert result.ranking() == ["Fails", "chunked:16"], "by its figures alone"
+
+
+class Failing(SimServer):
+    """Every tenth launch of decode fails."""
+
+    def open(self, policy: Policy, *, keep: bool = False) -> SimSession:
+        session = super().open(policy, keep=keep)
+        device, launch, steps = session._device, session._device.launch, count(1)
+
+        def launched(lane, place, work):
+            if work.name == "decode" and next(steps) % 10 == 0:
+                device.fail_at(device.launches, "raise")
+            return launch(lane, place, work)
+
+        device.launch = launched  # type: ignore[method-assign]
+        return session
+
+
+def test_requests_that_fail_while_they_decode_are_not_served_in_time(server: SimServer) -> None:
+    failing = Failing(server.config, predictor=Flat(), sizes=server.sizes, spread=0)
+    trace = Trace("t", tuple(Arrival(0.2 * n, 100, 5) for n in range(30)))
+    result = compare([StaticSplit(66, layers=36)], trace, server=failing, rate_rps=5.0)
+    (served,), (report,) = result.served.values(), result.reports.values()
+    failed = [x.error for x in served.counted if x.error is not None]
+    assert 0 < len(failed) == report.unfinished
+    assert report.ttft_kept == 1 - len(failed) / report.requests
+    assert result.verdict().startswith("None keeps the limits")
+    assert f": {len(failed)} requests failed: {failed[0]}" in str(result)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,19 @@ def test_a_watch_is_certain_when_more_are_late_than_may_be() -> None:
     assert watch.verdict(0.0, lambda n: came[n]) == "6 gaps late at 0.0 s"
 
 
+def test_a_watch_counts_each_request_that_failed_once() -> None:
+    records = [Record(float(n), 10, 10, 3, 1.0) for n in range(200)]
+    watch = Slo(25.0).watch(records, 1.0)
+    for n, first in ((0, [0.1]), (3, [3.1]), (4, [5.5]), (7, [])):
+        records[n].token_s, records[n].error = array("d", first), "a launch raised"
+        watch.ended(records[n])  # the first in the warm-up, the second with a token in time
+
+    def first_s(n: int) -> float:
+        return (*records[n].token_s, n + 0.5 if records[n].error is None else float("inf"))[0]
+
+    assert watch.verdict(20.0, first_s) == "2 first tokens late and 1 requests failed at 20.0 s"
+
+
 @pytest.mark.parametrize("limit", [0.0, -3.0, float("inf")])
 def test_a_limit_that_is_none(limit: float) -> None:
     with pytest.raises(ArgumentError, match="tbt_ms"):

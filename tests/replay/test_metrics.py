@@ -101,6 +101,15 @@ def test_warm_up_and_what_was_refused() -> None:
     assert report.ttft_ms.p99 == inf
 
 
+def test_a_request_that_fails_after_its_first_token_is_not_served_in_time() -> None:
+    failed = record(5.0, 50, 0.1, 0.11)
+    assert not failed.misses
+    failed.error = "a launch raised"
+    assert failed.misses
+    assert Report.of(served(*FOUR[:2], failed), Slo(50.0)).ttft_kept == pytest.approx(2 / 3)
+    assert not DriftCriterion(60.0).is_met(served(*FOUR[:2], failed))
+
+
 @pytest.mark.parametrize(("last", "is_stable"), [(0.2, True), (0.45, True), (0.9, False)])
 def test_waits_that_grow_are_seen(last: float, is_stable: bool) -> None:
     waits = [0.1] * 10 + [(0.1 + last) / 2] * 10 + [last] * 10
