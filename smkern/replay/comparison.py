@@ -50,9 +50,9 @@ class Comparison:
             if errors := [x.error for x in one.counted if x.error is not None]:
                 lines.append(f"{name}: {len(errors)} requests failed: {errors[0]}")
         lines += [
-            f"{name} failed, and plain decisions took its place: {one.failed_decision}"
-            for name, one in self.served.items()
-            if one.failed_decision
+            f"{name} failed, and plain decisions took its place: {failure}"
+            for name in self.served
+            if (failure := self._failure(name))
         ]
         return "\n".join(lines)
 
@@ -91,7 +91,7 @@ class Comparison:
 
         def rank(name: str) -> tuple[bool, bool, float, float]:
             one, is_kept = self.reports[name], self._keeps(name)
-            has_failed = bool(self.served[name].failed_decision)
+            has_failed = bool(self._failure(name))
             if self.goodputs:
                 return has_failed, False, -self.goodputs[name].rate_rps, 0.0
             kept = 0.0 if is_kept else -one.kept
@@ -121,6 +121,12 @@ class Comparison:
             second = self.reports[keep[0]].ttft_ms.mean or 0.0
             return f"{said}; of {len(keep) + 1} that do {keep[0]} is next, {second:.0f} ms."
         return f"{said}; no other does." if others else f"{said}."
+
+    def _failure(self, name: str) -> str:
+        """The first error of a policy's decisions, also while its goodput was sought; "": none."""
+        sought = self.goodputs.get(name, Goodput())
+        served = (self.served[name], *sought.served, *sought.failed)
+        return next((x.failed_decision for x in served if x and x.failed_decision), "")
 
     def _keeps(self, name: str) -> bool:
         return self.reports[name].kept >= 1.0 - self.slo.tolerated

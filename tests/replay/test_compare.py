@@ -14,7 +14,7 @@ from smkern.errors import ArgumentError, ConfigError, TraceError
 from smkern.latency import Size
 from smkern.models import preset
 from smkern.panels import write
-from smkern.policies import Policy, StaticSplit
+from smkern.policies import Decision, Policy, StaticSplit
 from smkern.replay import Arrival, Comparison, SimServer, Sizes, Trace, compare, replay
 from smkern.replay.plots import draw_splits, limits_picture, rates_picture, strips
 from smkern.replay.records import Served
@@ -146,6 +146,37 @@ def test_a_policy_that_fails_is_told(server: SimServer) -> None:
     assert result.ranking() == ["chunked:16", "Fails"]
     result.served["Fails"].failed_decision = ""
     assert result.ranking() == ["Fails", "chunked:16"], "by its figures alone"
+
+
+class Crowded:
+    """Decides while few wait, and fails when many do."""
+
+    def decide(self, snapshot):
+        if len(snapshot.waiting) > 2:
+            raise ValueError("a crowd")
+        return Decision(prefill=tuple(x.id for x in snapshot.waiting[:1]), chunk_tokens=512)
+
+
+class OneByOne:
+    """Begins a prompt when nothing decodes."""
+
+    def decide(self, snapshot):
+        waiting = () if snapshot.batch else snapshot.waiting[:1]
+        return Decision(prefill=tuple(x.id for x in waiting), chunk_tokens=512)
+
+
+@pytest.mark.filterwarnings("ignore:the policy <:RuntimeWarning")
+def test_a_policy_that_fails_while_its_goodput_is_sought_comes_last(server: SimServer) -> None:
+    trace = Trace("t", tuple(Arrival(float(n), 100, 2) for n in range(300)))
+    result = compare(
+        [Crowded(), OneByOne()], trace, server=server, rate_rps=0.5, tbt_ms=500.0,
+        find_goodput=True,
+    )  # fmt: skip
+    assert not result.served["Crowded"].failed_decision
+    rates = {name: found.rate_rps for name, found in result.goodputs.items()}
+    assert rates["Crowded"] > rates["OneByOne"]
+    assert result.ranking() == ["OneByOne", "Crowded"]
+    assert "Crowded failed, and plain decisions took its place: " in str(result)
 
 
 class Failing(SimServer):
