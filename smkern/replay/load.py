@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,8 @@ from smkern.strict_json import parse
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 MOONCAKE_BLOCK = 512
+TIME = re.compile(r"(.*?)(?:\.([0-9]*))?(Z|[+-][0-9]{2}:?[0-9]{2})?", re.DOTALL)
+"""Date and time, a fraction's digits, and the zone that Azure's traces have since 2024."""
 DEFAULT_REQUESTS = 4000
 """Requests of a generated trace where nobody says how many."""
 
@@ -101,13 +104,18 @@ def _azure(text: str) -> Iterator[Row]:
 
 
 def _time_s(line: int, value: Any) -> float:
-    """Seconds of a time with up to seven digits of them, which datetime cuts after six."""
+    """Seconds of a time with up to seven digits of them, which datetime cuts after six; without a
+    zone it is UTC."""
+    found = TIME.fullmatch(str(value))
+    assert found is not None
+    whole, digits, zone = found.groups()
     try:
-        whole, _, digits = str(value).partition(".")
-        return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{digits or 0}")
+        at = datetime.fromisoformat(whole + (zone or "+00:00"))
+        return at.timestamp() + float(f"0.{digits or 0}")
     except ValueError:
         raise _Bad(
-            f"line {line}: TIMESTAMP={value!r}: a time is like 2023-11-16 18:15:46.6805900"
+            f"line {line}: TIMESTAMP={value!r}: a time is like 2023-11-16 18:15:46.6805900 or "
+            "2024-05-10 00:00:00.009930+00:00"
         ) from None
 
 

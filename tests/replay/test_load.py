@@ -32,6 +32,15 @@ def test_azure_times_have_seven_digits(tmp_path: Path) -> None:
     assert trace.requests[1].at_s == pytest.approx(4.314579, abs=1e-6)
 
 
+def test_azure_times_of_2024_have_a_zone(tmp_path: Path) -> None:
+    times = ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 02:00:01+0200", "2024-05-10T00:00:02Z",
+             "2024-05-10 00:00:02.5")  # fmt: skip
+    text = HEAD + "".join(f"{time},9,5\n" for time in times)
+    trace = load_trace(written(tmp_path, "week.csv", text))
+    at_s = [request.at_s for request in trace.requests]
+    assert at_s == pytest.approx([0.0, 0.99007, 1.99007, 2.49007], abs=1e-6)
+
+
 def test_mooncake_has_named_blocks(tmp_path: Path) -> None:
     lines = [row(timestamp=3000), row(timestamp=4500, hash_ids=[7, 9])]
     trace = load_trace(written(tmp_path, "m.jsonl", "\n".join(lines)))
@@ -46,6 +55,8 @@ def test_mooncake_has_named_blocks(tmp_path: Path) -> None:
         ("", ["line 1", "TIMESTAMP,ContextTokens,GeneratedTokens"]),
         (HEAD, ["no requests"]),
         (HEAD + "yesterday,3,4\n", ["line 2", "TIMESTAMP='yesterday'"]),
+        (HEAD + "2023-11-16 18:17:03.1e9,3,4\n", ["line 2", "TIMESTAMP='2023-11-16 18:17:03.1e9'"]),
+        (HEAD + "2024-05-10 00:00:00+2,3,4\n", ["line 2", "2024-05-10 00:00:00.009930+00:00"]),
         (HEAD + "2023-11-16 18:15:46.68,3.5,4\n", ["line 2", "ContextTokens='3.5'"]),
         (HEAD + "2023-11-16 18:15:46.68,3\n", ["line 2", "GeneratedTokens=None"]),
         (HEAD + "2023-11-16 18:15:46.68,3,0\n", ["line 2", "GeneratedTokens='0'", "at least 1"]),
