@@ -6,12 +6,13 @@ import csv
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from smkern.atomic import read_whole
 from smkern.errors import TraceError
-from smkern.limits import as_path
+from smkern.limits import as_path, shown
 from smkern.replay.generate import GENERATORS, generated
 from smkern.replay.trace import Arrival, Trace
 from smkern.strict_json import parse
@@ -87,7 +88,14 @@ def _ordered(path: Path, rows: Iterable[Row]) -> Iterator[Arrival]:
 
 
 def _azure(text: str) -> Iterator[Row]:
-    rows = csv.DictReader(text.splitlines())
+    rows = csv.DictReader(StringIO(text, newline=""))
+    try:
+        yield from _azure_rows(rows)
+    except csv.Error as error:
+        raise _Bad(f"line {rows.reader.line_num}: it is no CSV ({error})") from None
+
+
+def _azure_rows(rows: csv.DictReader[str]) -> Iterator[Row]:
     head = rows.fieldnames or ()
     missing = [name for name in AZURE_FIELDS if name not in head]
     if missing:
@@ -95,8 +103,16 @@ def _azure(text: str) -> Iterator[Row]:
             f"line 1: there is no field {', '.join(missing)} in {', '.join(head)!r:.80}: the first "
             f"line names the columns, {','.join(AZURE_FIELDS)}"
         )
+    twice = [name for name in AZURE_FIELDS if head.count(name) > 1]
+    if twice:
+        raise _Bad(f"line 1: {', '.join(twice)} names two columns: leave one of them")
     for row in rows:
         line = rows.line_num
+        if None in row:  # where csv puts what is behind the last column
+            raise _Bad(
+                f"line {line}: there are more fields than the {len(head)} columns: give one for "
+                "each, numbers without commas"
+            )
         at_s = _time_s(line, row["TIMESTAMP"])
         prompt = _count(line, "ContextTokens", row["ContextTokens"])
         output = _count(line, "GeneratedTokens", row["GeneratedTokens"])
@@ -114,7 +130,7 @@ def _time_s(line: int, value: Any) -> float:
         return at.timestamp() + float(f"0.{digits or 0}")
     except ValueError:
         raise _Bad(
-            f"line {line}: TIMESTAMP={value!r}: a time is like 2023-11-16 18:15:46.6805900 or "
+            f"line {line}: TIMESTAMP={shown(value)}: a time is like 2023-11-16 18:15:46.6805900 or "
             "2024-05-10 00:00:00.009930+00:00"
         ) from None
 
@@ -125,12 +141,13 @@ def _count(line: int, name: str, value: Any) -> int:
     except (TypeError, ValueError):
         count = 0
     if isinstance(value, bool | float) or count < 1:
-        raise _Bad(f"line {line}: {name}={value!r}: give a whole number of at least 1")
+        raise _Bad(f"line {line}: {name}={shown(value)}: give a whole number of at least 1")
     return count
 
 
 def _mooncake(text: str) -> Iterator[Row]:
-    for line, words in enumerate(text.splitlines(), 1):
+    # JSON may hold what else splitlines() takes for the end of a line
+    for line, words in enumerate(text.split("\n"), 1):
         if not words.strip():
             continue
         try:

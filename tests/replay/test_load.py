@@ -48,6 +48,13 @@ def test_mooncake_has_named_blocks(tmp_path: Path) -> None:
     assert trace.requests == (Arrival(0.0, 600, 5, (7, 8)), Arrival(1.5, 600, 5, (7, 9)))
 
 
+def test_ends_of_lines(tmp_path: Path) -> None:
+    text = ROWS.replace("\n", "\r\n").replace(",44", ',"44"')
+    assert len(load_trace(written(tmp_path, "a.csv", text))) == 2
+    said = row(note="one\u2028two").encode().decode("unicode_escape")
+    assert len(load_trace(written(tmp_path, "m.jsonl", f"{said}\r\n\n{said}"))) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -59,6 +66,10 @@ def test_mooncake_has_named_blocks(tmp_path: Path) -> None:
         (HEAD + "2024-05-10 00:00:00+2,3,4\n", ["line 2", "2024-05-10 00:00:00.009930+00:00"]),
         (HEAD + "2023-11-16 18:15:46.68,3.5,4\n", ["line 2", "ContextTokens='3.5'"]),
         (HEAD + "2023-11-16 18:15:46.68,3\n", ["line 2", "GeneratedTokens=None"]),
+        (HEAD + "2023-11-16 18:15:46,68,3,4\n", ["line 2", "more fields than the 3 columns"]),
+        (HEAD.replace("\n", ",ContextTokens\n"), ["line 1", "ContextTokens names two columns"]),
+        (ROWS + "9" * 200_000 + ",3,4\n", ["line 4", "no CSV", "field limit"]),
+        (HEAD + "2023-11-16 18:15:46.68," + "9" * 5000 + ",0\n", ["line 2", "ContextTokens='9999"]),
         (HEAD + "2023-11-16 18:15:46.68,3,0\n", ["line 2", "GeneratedTokens='0'", "at least 1"]),
         (ROWS + "2023-11-16 18:15:49.995169,1,1\n", ["line 4", "1.000 s before", "sort"]),
     ],
