@@ -26,7 +26,8 @@ from smkern.bench.replay.measure import (
     rate_cell,
     simulated,
 )
-from smkern.bench.replay.own_table import note_table, read_own
+from smkern.bench.replay.notes import note_goodputs, note_rates, note_table
+from smkern.bench.replay.own_table import read_own
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.suite import Deadline
 from smkern.device import has_gpu
@@ -127,6 +128,10 @@ def command(
     if out is not None:
         results = open_results(out, resume=True, meta=collect_meta() | about)
     note_table(results, table)
+    if seeks:
+        note_goodputs(results, how, "simulated" if simulates else "gpu")
+    else:
+        note_rates(results, how, drain)
     deadline = Deadline.after(time_limit_s)
     if simulates:
         click.echo(f"{model} on a simulated {about['gpu']}")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-import click
-
-from smkern.bench.results import Results
 from smkern.errors import TableError
 from smkern.latency import TablePredictor
 from smkern.latency.sizes import ModelSizes
@@ -36,20 +32,3 @@ def read_own(path: Path, model: str, profile: Profile) -> TablePredictor:
             "smkern bench latency-table make"
         )
     return predictor
-
-
-def note_table(results: Results, path: Path | None) -> None:
-    """Note in a results file which table timed its replays.
-
-    Raises:
-        UsageError: the cells that it has were timed by another.
-    """
-    named = path and f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
-    known = results.meta.get("table")
-    if results.cells and known != named:
-        raise click.UsageError(
-            f"its replays were timed by {known or 'the shipped table'}, not by "
-            f"{named or 'that'}: name another file with --out"
-        )
-    if named:
-        results.meta["table"] = named
