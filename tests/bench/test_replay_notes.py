@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from smkern.bench.replay.cases import Case
 from smkern.bench.replay.command import command
 from smkern.bench.results import Results
+from smkern.errors import ArgumentError
 
 
 def invoke(*words: object) -> Result:
@@ -39,6 +40,29 @@ def test_replays_of_other_settings_have_a_file_of_their_own(tmp_path: Path) -> N
     refused = invoke(*goodputs, "--arrivals", "recorded")
     assert "its goodputs are of seeds [1], not of seeds [0]" in " ".join(refused.output.split())
     assert invoke(*goodputs, "--arrivals", "recorded", "--seed", "1").exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_trace_of_the_same_name_is_not_answered_with_the_others_replays(tmp_path: Path) -> None:
+    days = []
+    for folder, tokens in (("a", 500), ("b", 900)):
+        days.append(tmp_path / folder / "day.csv")
+        days[-1].parent.mkdir()
+        rows = [f"2024-05-10 00:00:{n:02},{tokens},5" for n in range(20)]
+        days[-1].write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    words = ("--simulate", "--policy", "chunked:512", "--rate", "5", "--seconds", "2")
+    both = invoke(*words, "--trace", f"{days[0]},{days[1]}")
+    assert isinstance(both.exception, ArgumentError)
+    assert "are both called 'day'" in str(both.exception)
+    words += ("--out", tmp_path / "r.json", "--trace")
+    assert invoke(*words, days[0]).exit_code == 0
+    assert invoke(*words, days[0], "--order", "slack").exit_code == 0
+    refused = invoke(*words, days[1])
+    assert refused.exit_code == 2
+    assert "its replays of day are not of" in refused.output
+    assert invoke(*words, "sharegpt-like").exit_code == 0, "another trace may be added"
+    assert invoke(*words, days[1]).exit_code == 2
+    assert invoke(*words, tmp_path / "c" / "day.csv").exit_code == 2
 
 
 def test_a_file_that_says_nothing_of_its_settings_is_not_added_to(tmp_path: Path) -> None:
