@@ -12,6 +12,7 @@ from smkern.bench.replay.oracle import ORACLE
 from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.suite import known_names
 from smkern.device import gpu_folder
+from smkern.errors import ArgumentError
 from smkern.policies import ORDERS, POLICIES
 from smkern.profile import DEFAULT, load_profile
 from smkern.replay import GENERATORS, Sizes, Trace, load_trace, sizes_for
@@ -111,7 +112,14 @@ def trace_name(trace: str) -> str:
 @lru_cache(maxsize=8)
 def trace_named(trace: str, folder: Path) -> Trace:
     """A trace by its name in tables, by a generator's, or from a path."""
-    return load_trace(folder / FILES[trace] if trace in FILES else trace, requests=GENERATED)
+    return load_trace(trace_file(trace, folder) or trace, requests=GENERATED)
+
+
+def trace_file(trace: str, folder: Path) -> Path | None:
+    """Where a recorded trace lies, by its name in tables or from a path; None of a generated."""
+    if trace in FILES:
+        return folder / FILES[trace]
+    return Path(trace) if trace_name(trace) != trace else None
 
 
 def sizes_of(model: str, gpu: str = DEFAULT, rungs: tuple[int, ...] = ()) -> Sizes:
@@ -174,4 +182,12 @@ def checked_policies(
 def checked_traces(names: Sequence[str]) -> tuple[str, ...]:
     parts = [part for name in names if not Path(name).suffix for part in name.split("+")]
     known_names(parts, (*FILES, *GENERATORS), "trace without .csv or .jsonl")
+    paths: dict[str, str] = {}
+    for path in names:
+        other = paths.setdefault(trace_name(path), path)
+        if other != path:
+            raise ArgumentError(
+                f"traces {other} and {path} are both called {trace_name(path)!r} in results: "
+                "rename one of the files"
+            )
     return tuple(names)

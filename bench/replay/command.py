@@ -26,7 +26,7 @@ from smkern.bench.replay.measure import (
     rate_cell,
     simulated,
 )
-from smkern.bench.replay.notes import note_goodputs, note_rates, note_table
+from smkern.bench.replay.notes import note_goodputs, note_rates, note_table, note_traces
 from smkern.bench.replay.own_table import read_own
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.suite import Deadline
@@ -128,6 +128,7 @@ def command(
     if out is not None:
         results = open_results(out, resume=True, meta=collect_meta() | about)
     note_table(results, table)
+    note_traces(results, named, traces_folder)
     if seeks:
         note_goodputs(results, how, "simulated" if simulates else "gpu")
     else:

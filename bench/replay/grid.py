@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import product
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,17 @@ from smkern.bench.replay.cases import (
     checked_orders,
     checked_policies,
     checked_traces,
+    trace_named,
 )
-from smkern.bench.replay.measure import BOUND, How, goodput_cell, specs, with_bounds
+from smkern.bench.replay.measure import (
+    BOUND,
+    How,
+    goodput_cell,
+    maker,
+    server_of,
+    specs,
+    with_bounds,
+)
 from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
@@ -64,18 +74,23 @@ def cases(
 class Grid:
     """What of the table is there, and what is tried next.
 
-    A case is done when all settings of its policy were tried. Its settings follow one another: each
-    has to beat the best one so far. Cases are independent, and begin at a related one's goodput.
+    A case is done when all settings of its policy were tried; one that failed is tried again by the
+    next run. Its settings follow one another: each has to beat the best one so far. Cases are
+    independent, and begin at a related one's goodput.
 
     Args:
         results: The file's cells; gets the new ones.
         cases: The table.
         how: How cases are replayed.
+
+    Attributes:
+        failed: Why settings failed in this run.
     """
 
     results: Results
     cases: Sequence[Case]
     how: How
+    failed: dict[Work, str] = field(default_factory=dict)
     _busy: set[Case] = field(default_factory=set)
 
     def next(self) -> Work | None:
@@ -89,9 +104,9 @@ class Grid:
                 return case, spec
         return None
 
-    def left(self) -> int:
+    def left(self) -> list[Case]:
         """Cases that are not done."""
-        return sum(self._untried(case) is not None for case in self.cases)
+        return [case for case in self.cases if self._untried(case) is not None]
 
     def hints(self, work: Work) -> dict[str, Any]:
         """Where a search begins, and what it has to beat."""
@@ -109,8 +124,12 @@ class Grid:
         before = self.results.by_key.get(key)
         tried = dict(before.get("tried", {})) if before else {}
         tried[spec] = error or (0.0 if cell is None else cell["goodput_rps"])
+        if error:
+            self.failed[work] = error
         is_best = cell is not None and (
-            before is None or cell["goodput_rps"] > before.get("goodput_rps", -1.0)
+            before is None
+            or "error" in before
+            or cell["goodput_rps"] > before.get("goodput_rps", -1.0)
         )
         best = cell if is_best else before or case.cell() | {"goodput_rps": 0.0, "error": error}
         assert best is not None
@@ -119,7 +138,11 @@ class Grid:
     def _untried(self, case: Case) -> str | None:
         cell = self.results.by_key.get(cell_key(case.cell()))
         tried = cell.get("tried", {}) if cell else {}
-        return next((spec for spec in specs(case, self.how.rungs) if spec not in tried), None)
+
+        def is_tried(spec: str) -> bool:
+            return (case, spec) in self.failed or isinstance(tried.get(spec), int | float)
+
+        return next((spec for spec in specs(case, self.how.rungs) if not is_tried(spec)), None)
 
     def _related(self, case: Case) -> float | None:
         """The goodput of the same policy at another order or limit, else of another policy."""
@@ -135,6 +158,20 @@ class Grid:
             far += 4 * (its["tbt_slo_ms"] != mine["tbt_slo_ms"])
             found.append((far, cell["goodput_rps"]))
         return min(found)[1] if found else None
+
+
+def check(cases: Iterable[Case], how: How) -> None:
+    """Raise what ends every replay of a case: no such model, trace, setting of its policy or rung.
+
+    Raises:
+        SmkernError: what is wrong, as the replay would say it.
+    """
+    one_each = {(case.model, case.policy): case for case in cases if case.policy != BOUND}
+    for trace in {case.trace for case in one_each.values()}:
+        trace_named(trace, how.folder)
+    for case in one_each.values():
+        server = server_of(case, how)
+        server.open(maker(case, specs(case, how.rungs)[0], server)())
 
 
 def processes(jobs: int) -> ProcessPoolExecutor:
@@ -214,17 +251,37 @@ TRACES_OPTION = click.option(
 )  # fmt: skip
 
 
+def as_seconds(context: click.Context, option: click.Parameter, seconds: float) -> float:
+    """The length of a replay."""
+    if not 0 < seconds < inf:
+        raise click.BadParameter(f"{seconds:g} is no length: give seconds above 0")
+    return seconds
+
+
 SEARCH_OPTIONS = (
-    click.option("--seeds", type=int, default=2, show_default=True, help="Searches of a cell."),
-    click.option("--seconds", type=float, default=SECONDS, show_default=True, help="Of a replay."),
     click.option(
-        "--least", type=int, default=LEAST_REQUESTS, show_default=True, help="Requests of one."
+        "--seeds", type=click.IntRange(1), default=2, show_default=True, help="Searches of a cell."
+    ),
+    click.option(
+        "--seconds",
+        type=float,
+        callback=as_seconds,
+        default=SECONDS,
+        show_default=True,
+        help="Of a replay.",
+    ),
+    click.option(
+        "--least",
+        type=click.IntRange(1),
+        default=LEAST_REQUESTS,
+        show_default=True,
+        help="Requests of one.",
     ),
 )
 """How goodputs are looked for."""
 SIMULATED_OPTIONS = (
     GPU_OPTION,
-    click.option("--jobs", type=int, default=1, show_default=True, help="Processes."),
+    click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes."),
     TRACES_OPTION,
     TIME_LIMIT_OPTION,
 )
@@ -285,5 +342,14 @@ def command(
         gpu=gpu,
     )  # fmt: skip
     grid = Grid(output.open(gpu=load_profile(gpu).info.name), list(table), how)
+    check(grid.left(), how)
     run(grid, output, jobs)
-    click.echo(f"{len(grid.results.by_key)} cells in {output.path}; {grid.left()} left (--resume)")
+    click.echo(
+        f"{len(grid.results.by_key)} cells in {output.path}; {len(grid.left())} left (--resume)"
+    )
+    if grid.failed:
+        (case, spec), error = next(iter(grid.failed.items()))
+        raise click.ClickException(
+            f"{len(grid.failed)} failed, and are tried again with --resume: the first was {spec} "
+            f"on {case.trace}, {error}"
+        )

@@ -126,7 +126,8 @@ def _made(
     return kind(model, gpu=gpu, predictor=predictor, sizes=sizes, pace=pace)
 
 
-def _simulated(case: Case, how: How) -> SimServer:
+def server_of(case: Case, how: How) -> SimServer:
+    """The simulated server that a case is replayed on."""
     pace = 1.0 if case.pace is None else case.pace
     return simulated(case.model, how.rungs, gpu=how.gpu, policy=case.policy, pace=pace)
 
@@ -193,7 +194,7 @@ def goodput_cell(
         make: Makes what decides in it; None: what `spec` names.
     """
     began = time.monotonic()
-    server = server or _simulated(case, how)
+    server = server or server_of(case, how)
     spec = spec or specs(case, how.rungs)[0]
     trace, rate, requests = prepared(case, how, server)
     is_bound = case.policy == BOUND
@@ -270,7 +271,7 @@ def rate_cell(
         drain: Whether requests are served to their last token, behind the last arrival too.
         preheat_s: Other requests come for so long before, at the same rate: a chip is faster cold.
     """
-    server = server or _simulated(case, how)
+    server = server or server_of(case, how)
     trace = trace_named(case.trace, how.folder).fitting(server.max_context, how.overlong)
     drawn = trace.thinned(requests or max(20, round(rate_rps * how.seconds)), seed)
     timed = drawn.at_rate(rate_rps, how.arrivals, seed)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from smkern.bench.replay.cases import trace_file, trace_name
 from smkern.bench.replay.measure import How
 from smkern.bench.results import Results
 
@@ -49,6 +51,27 @@ def note_goodputs(results: Results, how: How, where: str) -> None:
     """
     known = any("rate_rps" not in cell["case"] for cell in results.cells)
     _note(results, "goodputs", _settings(how) | {"seeds": list(how.seeds), "where": where}, known)
+
+
+def note_traces(results: Results, traces: Sequence[str], folder: Path) -> None:
+    """Note in a results file what the recorded traces hold that it calls by their names.
+
+    Raises:
+        UsageError: the cells that it has are of another file of that name.
+    """
+    noted = results.meta.get("traces", {})
+    replayed = {cell["case"]["trace"] for cell in results.cells}
+    found = {}
+    for trace in traces:
+        name, path = trace_name(trace), trace_file(trace, folder)
+        if path is not None and path.is_file():
+            found[name] = _digest(path)
+        if name in replayed and noted.get(name) != found.get(name):
+            raise click.UsageError(
+                f"its replays of {name} are not of {path or 'the generated trace'}: {REMEDY}"
+            )
+    if found:
+        results.meta["traces"] = noted | found
 
 
 def _settings(how: How) -> dict[str, Any]:
