@@ -18,7 +18,7 @@ from smkern.bench.replay.cases import (
     checked_policies,
     checked_traces,
 )
-from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION, listed
+from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION, as_seconds, listed
 from smkern.bench.replay.measure import (
     MAX_REQUESTS,
     How,
@@ -61,7 +61,8 @@ MOST_SOUGHT = 100.0
               help="Limits of p99 of the time between two tokens (TBT).")  # fmt: skip
 @click.option("--rate", "rates", type=Floats(), default=None, help="Requests/s: 4,8,12.")
 @click.option("--goodput", "seeks", is_flag=True, help="Seek the highest rate within the limits.")
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="Length of a replay.")
+@click.option("--seconds", type=float, callback=as_seconds, default=60.0, show_default=True,
+              help="Length of a replay.")  # fmt: skip
 @GPU_OPTION
 @click.option("--table", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               default=None,
@@ -107,10 +108,10 @@ def command(
     if bool(rates) == seeks:
         raise click.UsageError("give --rate 4,8,12 or --goodput, one of them")
     rate = max(rates or (MOST_SOUGHT,))
-    if not 0 < seconds * rate <= MAX_REQUESTS:
+    if seconds * rate > MAX_REQUESTS:
         raise click.UsageError(
             f"--seconds {seconds:g} at {rate:g} requests/s are {seconds * rate:g} requests: give "
-            f"less, more than 0 and at most {MAX_REQUESTS:,} together"
+            f"less, at most {MAX_REQUESTS:,} together"
         )
     how = How(
         tuple(seeds), arrivals, seconds, rungs=tuple(rungs or ()), overlong=overlong,

@@ -254,7 +254,7 @@ TRACES_OPTION = click.option(
 def as_seconds(context: click.Context, option: click.Parameter, seconds: float) -> float:
     """The length of a replay."""
     if not 0 < seconds < inf:
-        raise click.BadParameter(f"{seconds:g} is no length: give seconds above 0")
+        raise click.BadParameter(f"{seconds:g} is no length: give a finite number above 0")
     return seconds
 
 

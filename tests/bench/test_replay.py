@@ -233,8 +233,10 @@ def test_overlong_requests_are_counted(tmp_path: Path) -> None:
         (["--rate", "fast"], "not a list of numbers"),
         (["--rate", "-1"], "above 0"),
         (["--rate", "1e300"], "at most 1,000,000"),
-        (["--rate", "3", "--seconds", "nan"], "more than 0 and at most"),
-        (["--goodput", "--seconds", "-1"], "more than 0 and at most"),
+        (["--rate", "3", "--seconds", "nan"], "nan is no length: give a finite number above 0"),
+        (["--rate", "3", "--seconds", "0"], "0 is no length"),
+        (["--goodput", "--seconds", "-1"], "-1 is no length"),
+        (["--goodput", "--seconds", "inf"], "inf is no length: give a finite number above 0"),
     ],
 )
 def test_options_that_cannot_be(words: list[str], said: str) -> None:
