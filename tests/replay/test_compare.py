@@ -110,6 +110,7 @@ def test_pictures(result: Comparison, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* requests come within:RuntimeWarning")
 def test_goodput_says_who_wins() -> None:
     found = compare(
         ["chunked:256", "chunked:512"], "arxiv-like", requests=20, tbt_ms=30.0, find_goodput=True
@@ -165,6 +166,7 @@ class OneByOne:
         return Decision(prefill=tuple(x.id for x in waiting), chunk_tokens=512)
 
 
+@pytest.mark.filterwarnings("ignore:.* requests come within:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:the policy <:RuntimeWarning")
 def test_a_policy_that_fails_while_its_goodput_is_sought_comes_last(server: SimServer) -> None:
     trace = Trace("t", tuple(Arrival(float(n), 100, 2) for n in range(300)))

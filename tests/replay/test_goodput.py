@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 
 import pytest
@@ -145,6 +146,7 @@ def server() -> SimServer:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* requests come within:RuntimeWarning")
 def test_a_simulated_search(server: SimServer) -> None:
     trace = load_trace("arxiv-like", requests=30, seed=4)
     slo, predictor = Slo(12.0), server.predictor
@@ -163,6 +165,23 @@ def test_a_simulated_search(server: SimServer) -> None:
         start_rps=start, precision=0.3,
     )  # fmt: skip
     assert found.rate_rps < bound.rate_rps
+
+
+@pytest.mark.slow
+def test_requests_that_come_within_a_few_limits_are_told_of(server: SimServer) -> None:
+    trace = load_trace("sharegpt-like", requests=600)
+
+    def sought(requests: int) -> float:
+        return goodput(
+            lambda: policy_named("chunked:512"), trace, server, Slo(50.0), start_rps=80.0,
+            requests=requests, precision=0.5,
+        ).rate_rps  # fmt: skip
+
+    with pytest.warns(RuntimeWarning, match=r"200 requests come within .* replay more requests"):
+        short = sought(200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sought(600) < 0.7 * short
 
 
 def test_too_few_requests_for_any_rate_to_be_too_high(server: SimServer) -> None:
