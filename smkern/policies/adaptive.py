@@ -9,6 +9,7 @@ from typing import get_args
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Corrected, Size
 from smkern.latency.predictor import Predictor
+from smkern.limits import as_float
 from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
 from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
@@ -54,6 +55,7 @@ MOST_LAYERS, FIRST_LAYERS, LAST_LAYERS = 3, 1, 2
 takes as long as for three to send what comes with the first, and for the head behind the last."""
 HOSTS = 1.25
 """A launch of at most so many times its host's time waited for that: it tells nothing of a chip."""
+MODES: tuple[Mode, ...] = get_args(Mode)
 ROOM_TO_GROW = 0.95
 """Share of the limit that a decode step may take when requests are admitted: its rows grow."""
 
@@ -81,7 +83,7 @@ class Adaptive(BasePolicy):
         order: In which requests wait.
         max_prefill_tokens: New tokens of a batch beside decode steps. None: 2,048, or as many as
             the whole device computes in 64 ms, see `Saturation`.
-        late: Share of tokens that may be late.
+        late: Share of tokens that may be late, 0 or more and below 1.
         modes: The ways that may be taken.
 
     Raises:
@@ -117,12 +119,18 @@ class Adaptive(BasePolicy):
         order: str | Order = "slack",
         max_prefill_tokens: int | None = None,
         late: float = LATE,
-        modes: tuple[Mode, ...] = ("mixed", "split", "turns"),
+        modes: tuple[Mode, ...] = MODES,
     ) -> None:
         check_counts({"max_prefill_tokens": max_prefill_tokens})
-        if not modes or not set(modes) <= set(get_args(Mode)):
-            raise ArgumentError(f"modes={modes!r}: give one or more of {get_args(Mode)}")
-        settings = {"max_prefill_tokens": max_prefill_tokens}
+        if not isinstance(modes, tuple | list) or not modes or not set(modes) <= set(MODES):
+            raise ArgumentError(f"modes={modes!r}: give one or more of {MODES}")
+        if not 0 <= as_float("late", late) < 1:
+            raise ArgumentError(f"late={late}: give a share of tokens, 0 or more, under 1")
+        settings = {
+            "max_prefill_tokens": max_prefill_tokens,
+            "late": None if late == LATE else late,
+            "modes": None if set(modes) == set(MODES) else tuple(modes),
+        }
         super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         self._saturation = Saturation(self._predictor)
         self._predictor = Corrected(self._predictor, rate=RATE)

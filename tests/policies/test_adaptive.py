@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.policies import Adaptive, Ended
+from smkern.policies.adaptive import MODES
 from smkern.policies.way import Mode
 from tests.policies.snapshots import LAYERS, RUNGS, batch, moment, waiting
 
@@ -236,6 +237,19 @@ def test_it_needs_a_limit_and_a_predictor() -> None:
         Adaptive(tbt_slo_ms=15.0)
     with pytest.raises(ArgumentError, match=r"modes=\('mix',\): give one or more of"):
         adaptive(modes=("mix",))
+    with pytest.raises(ArgumentError, match="modes=3: give one or more of"):
+        adaptive(modes=3)
+
+
+@pytest.mark.parametrize("late", [float("nan"), -0.1, 1.0, 5, "x", None])
+def test_a_share_of_late_tokens_that_is_none(late: object) -> None:
+    with pytest.raises(ArgumentError, match="late="):
+        adaptive(late=late)
+
+
+def test_it_is_shown_with_what_was_said() -> None:
+    assert repr(adaptive(late=0.008, modes=MODES)) == repr(adaptive())
+    assert "late=0.1, modes=('split',)" in repr(adaptive(late=0.1, modes=("split",)))
 
 
 @given(st.floats(9.0, 60.0), st.floats(1.0, 2.0))
