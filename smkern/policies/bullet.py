@@ -7,6 +7,7 @@ from math import inf
 from operator import attrgetter
 
 from smkern.latency.predictor import Predictor
+from smkern.limits import as_flag
 from smkern.policies.admission import Batch, chunks_of, whole_prompts
 from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
@@ -100,7 +101,11 @@ class Bullet(BasePolicy):
         pauses: bool = True,
         margin: float = 0.0,
     ) -> None:
-        settings = {"layers": layers, "reorder": reorder, "pauses": pauses}
+        settings = {
+            "layers": layers,
+            "reorder": as_flag("reorder", reorder),
+            "pauses": as_flag("pauses", pauses),
+        }
         super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         check_counts({"layers": layers})
         self._layers = layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smkern.latency.predictor import Predictor
+from smkern.limits import as_flag
 from smkern.policies.admission import admitted, ids_of, taken
 from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
@@ -74,7 +75,7 @@ class Chunked(BasePolicy):
         check_counts({"chunk_tokens": chunk_tokens, "steps": steps})
         if chunk_tokens is None and tbt_slo_ms is None:
             chunk_tokens = CHUNK_TOKENS
-        settings = {"chunk_tokens": chunk_tokens, "steps": steps, "ahead": ahead}
+        settings = {"chunk_tokens": chunk_tokens, "steps": steps, "ahead": as_flag("ahead", ahead)}
         super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         self._chunk_tokens = chunk_tokens
         if tbt_slo_ms is None:

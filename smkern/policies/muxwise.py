@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from smkern.latency.predictor import Predictor
+from smkern.limits import as_flag
 from smkern.policies.admission import Batch, chunks_of, whole_prompts
 from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
@@ -84,7 +85,7 @@ class MuxWise(BasePolicy):
         margin: float = 0.0,
     ) -> None:
         counts = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
-        settings = {**counts, "preempt": preempt}
+        settings = {**counts, "preempt": as_flag("preempt", preempt)}
         super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         check_counts(counts)
         self._max_tokens = max_prefill_tokens

@@ -7,6 +7,7 @@ from typing import Literal
 
 from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
+from smkern.limits import as_flag
 from smkern.policies.admission import Batch, admitted, chunks_of
 from smkern.policies.base import BasePolicy
 from smkern.policies.check import JOINS, check_counts
@@ -99,8 +100,8 @@ class StaticSplit(BasePolicy):
             raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
         settings = {
             "layers": layers, "steps": steps, "max_prefill_tokens": max_prefill_tokens,
-            "preempt_shorter_than": preempt_shorter_than, "move": move,
-            "decode_shares": decode_shares or None, "join": join,
+            "preempt_shorter_than": preempt_shorter_than, "move": as_flag("move", move),
+            "decode_shares": as_flag("decode_shares", decode_shares) or None, "join": join,
         }  # fmt: skip
         super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         self.decode_sms = decode_sms

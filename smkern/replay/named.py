@@ -18,7 +18,8 @@ def parsed(spec: str) -> tuple[type[BasePolicy], dict[str, Any]]:
     """The policy and the settings of "name", "name:value" or "name:key=value:key=value".
 
     Raises:
-        ArgumentError: no such policy, or a value without a name where the policy has no first one.
+        ArgumentError: no such policy, a setting given twice, or a value without a name where the
+            policy has no first one.
 
     Example:
         >>> parsed("static_split:32")
@@ -36,6 +37,8 @@ def parsed(spec: str) -> tuple[type[BasePolicy], dict[str, Any]]:
             if first == "predictor":  # nothing that a text could say
                 raise ArgumentError(f"policy {spec!r}: name what {word!r} is: {name}:key={word}")
             key, value = first, word
+        if key in given:
+            raise ArgumentError(f"policy {spec!r} gives {key} twice: give it once")
         given[key] = _value(value)
     return policy, given
 

@@ -124,6 +124,14 @@ def test_policies_by_name() -> None:
         ("chunked:size=3", "has no size; its settings are chunk_tokens, tbt_slo_ms"),
         ("temporal:3", "name what '3' is: temporal:key=3"),
         ("chunked:many", "chunk_tokens='many'"),
+        ("chunked:512:256", "gives chunk_tokens twice"),
+        ("chunked:512:chunk_tokens=5", "gives chunk_tokens twice"),
+        ("chunked:ahead=5", "ahead=5: pass True or False"),
+        ("static_split:32:decode_shares=no", "decode_shares='no': pass True or False"),
+        ("static_split:32:move=off", "move='off'"),
+        ("muxwise:preempt=flase", "preempt='flase'"),
+        ("bullet:pauses=off", "pauses='off'"),
+        ("bullet:reorder=none", "reorder=None"),
     ):
         with pytest.raises(ArgumentError, match=words):
             policy_named(spec)
