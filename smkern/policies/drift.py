@@ -88,17 +88,17 @@ class Drift(BasePolicy):
         join: Literal["polled", "gang"] = "gang",
         margin: float = 0.0,
     ) -> None:
+        if not isinstance(groups, Sequence) or not _are_shares(groups):
+            raise ArgumentError(
+                f"groups={groups!r}: give decode's shares of the SMs, ascending, above 0 and below "
+                f"1, such as {GROUPS}"
+            )
         settings = {
             "groups": None if tuple(groups) == GROUPS else tuple(groups),
             "max_prefill_tokens": max_prefill_tokens, "join": join,
         }  # fmt: skip
         super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
         check_counts({"max_prefill_tokens": max_prefill_tokens})
-        if list(groups) != sorted(groups) or not all(0 < share < 1 for share in groups):
-            raise ArgumentError(
-                f"groups={groups!r}: give decode's shares of the SMs, ascending, above 0 and below "
-                f"1, such as {GROUPS}"
-            )
         if join not in JOINS:
             raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
         self._groups = tuple(groups)
@@ -193,3 +193,9 @@ class Drift(BasePolicy):
         layer_us = prices.prompts_us(chunks, snapshot.num_sms - rung) / snapshot.num_layers
         layers = ceil(prices.step_us(rung) / layer_us)
         return layers if layers * layer_us <= self._limits.tbt_us else max(1, layers - 1)
+
+
+def _are_shares(groups: Sequence[object]) -> bool:
+    """Whether all are numbers between 0 and 1, ascending."""
+    shares = [share for share in groups if isinstance(share, int | float) and 0 < share < 1]
+    return len(shares) == len(groups) and shares == sorted(shares)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smkern.errors import ArgumentError
+from smkern.limits import shown
 from smkern.policies import Policy
 from smkern.replay.load import load_trace
 from smkern.replay.metrics import Report
@@ -147,7 +148,7 @@ class Comparison:
 
 
 def compare(
-    policies: Iterable[Choice] | Mapping[str, Choice],
+    policies: Iterable[Choice] | Mapping[str, Choice] | str | Policy,
     trace: Trace | Path | str,
     *,
     model: str = "qwen3-8b",
@@ -166,7 +167,7 @@ def compare(
 
     Args:
         policies: Names with settings ("chunked", "static_split:32"), policies, or what makes one;
-            a mapping gives them names of its own.
+            a mapping gives them names of its own. One alone needs no list.
         trace: A trace, a file, or a generator's name.
         model: A preset's name, where it is simulated.
         tbt_ms: Limit of p99 of the time between tokens. That of first tokens is the larger of 1 s
@@ -228,12 +229,21 @@ def compare(
 
 
 def _makers(
-    policies: Iterable[Choice] | Mapping[str, Choice], server: Server, tbt_ms: float, order: str
+    policies: Iterable[Choice] | Mapping[str, Choice] | str | Policy,
+    server: Server,
+    tbt_ms: float,
+    order: str,
 ) -> dict[str, Callable[[], Policy]]:
     """What makes a new policy for each replay, by name."""
-    if isinstance(policies, str):
-        policies = [policies]
-    named = policies.items() if isinstance(policies, Mapping) else [(None, x) for x in policies]
+    given: Any = policies
+    if isinstance(given, str) or hasattr(given, "decide"):
+        given = [given]
+    if not isinstance(given, Iterable):
+        raise ArgumentError(
+            f"policies={shown(given)}: give a list of policies, a mapping with their names, or "
+            "one policy"
+        )
+    named = given.items() if isinstance(given, Mapping) else [(None, x) for x in given]
     found: dict[str, Callable[[], Policy]] = {}
     for name, choice in named:
         if isinstance(choice, str):

@@ -126,12 +126,20 @@ def test_goodput_says_who_wins() -> None:
         ([], ArgumentError, "no policies"),
         (["best"], ArgumentError, "there is"),
         ([3], ArgumentError, "3 is no policy"),
+        (5, ArgumentError, "policies=5: give a list of policies, a mapping with their names, or"),
+        (None, ArgumentError, "policies=None: give a list"),
         (["chunked", "chunked"], ArgumentError, "two policies"),
     ],
 )
 def test_policies_that_are_none(policies, error, words, server: SimServer) -> None:
     with pytest.raises(error, match=words):
         compare(policies, TRACE, server=server)
+
+
+def test_one_policy_needs_no_list(server: SimServer) -> None:
+    policy = StaticSplit(66)
+    assert list(compare(policy, TRACE, server=server).reports) == [repr(policy)]
+    assert list(compare("chunked:16", TRACE, server=server).reports) == ["chunked:16"]
 
 
 def test_a_policy_that_fails_is_told(server: SimServer) -> None:
