@@ -172,7 +172,7 @@ def goodput(
     start = start_rps or 1.0
     for seed in seeds:
         drawn = trace.fitting(server.max_context)
-        drawn = drawn.thinned(requests or len(drawn), seed)
+        drawn = drawn.thinned(len(drawn) if requests is None else requests, seed)
         found: dict[float, Served] = {}
 
         def is_kept(rate: float, seed: int = seed, drawn: Trace = drawn) -> bool:

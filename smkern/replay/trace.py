@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from numbers import Integral, Real
 from random import Random
 from typing import Literal, NamedTuple
@@ -48,6 +49,10 @@ class Trace:
         block_tokens: Tokens of a block of `Arrival.blocks`.
         overlong: Requests that `fitting` dropped or cut.
 
+    Raises:
+        TraceError: no requests, one whose numbers cannot be, or one that came before the one in
+            front of it.
+
     Example:
         >>> trace = Trace("two", (Arrival(0.0, 500, 20), Arrival(0.5, 100, 80)))
         >>> trace.rate_rps, trace.scaled(4.0).requests[1].at_s
@@ -58,6 +63,17 @@ class Trace:
     requests: tuple[Arrival, ...]
     block_tokens: int = 512
     overlong: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.requests:
+            raise TraceError(f"{self.name}: no requests: give one at least")
+        before_s = 0.0
+        for number, request in enumerate(self.requests):
+            at_s, prompt, output, _ = request
+            is_time = isinstance(at_s, float | int | Real) and before_s <= at_s < inf
+            if not (is_time and _is_count(prompt) and _is_count(output)):
+                raise TraceError(f"{self.name}, request {number}: {_wrong(request, before_s)}")
+            before_s = at_s
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -182,6 +198,20 @@ class Trace:
     def _at(self, times: Iterable[float]) -> Trace:
         pairs = zip(self.requests, times, strict=True)
         return replace(self, requests=tuple(x._replace(at_s=at_s) for x, at_s in pairs))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | Integral) and not value < 1
+
+
+def _wrong(request: Arrival, before_s: float) -> str:
+    """What of a request cannot be; `before_s`: when the one in front of it came."""
+    for name in ("prompt_tokens", "output_tokens"):
+        value = getattr(request, name)
+        if not _is_count(value):
+            return f"{name}={shown(value)}: give a whole number of at least 1"
+    said = f"at_s={shown(request.at_s)}: give a finite time of at least 0, in seconds"
+    return said + (f", and sort by time: {before_s:g} is in front of it" if before_s else "")
 
 
 def check_rate(rate_rps: float) -> None:

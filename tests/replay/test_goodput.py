@@ -192,6 +192,12 @@ def test_requests_that_come_within_a_few_limits_are_told_of(server: SimServer) -
         assert sought(600) < 0.7 * short
 
 
+def test_no_requests_are_not_all(server: SimServer) -> None:
+    trace = load_trace("sharegpt-like", requests=3)
+    with pytest.raises(TraceError, match="0 requests are asked for"):
+        goodput(lambda: policy_named("chunked"), trace, server, Slo(500.0), requests=0)
+
+
 def test_too_few_requests_for_any_rate_to_be_too_high(server: SimServer) -> None:
     trace = load_trace("sharegpt-like", requests=3)
     with pytest.raises(TraceError, match="replay more"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from smkern.errors import ArgumentError, TraceError
@@ -149,3 +150,27 @@ def test_every_generator_says_what_it_is_fitted_to() -> None:
     assert set(sources()) == set(GENERATORS)
     with pytest.raises(TraceError, match="requests=0: give a whole number of at least 1"):
         load_trace("sharegpt-like", requests=0)
+
+
+@pytest.mark.parametrize(
+    ("requests", "words"),
+    [
+        ([], "t: no requests"),
+        ([(0.0, 9, 0)], "t, request 0: output_tokens=0: give a whole number of at least 1"),
+        ([(0.0, 9, 1), (0.5, 0, 1)], "t, request 1: prompt_tokens=0: give a whole number"),
+        ([(0.0, 5.5, 1)], "prompt_tokens=5.5: give a whole number of at least 1"),
+        ([(0.0, "9", 1)], "prompt_tokens='9': give a whole number of at least 1"),
+        ([(float("nan"), 9, 1)], "at_s=nan: give a finite time of at least 0, in seconds$"),
+        ([(float("inf"), 9, 1)], "at_s=inf: give a finite time"),
+        ([(-1.0, 9, 1)], "at_s=-1.0: give a finite time of at least 0"),
+        ([("0", 9, 1)], "at_s='0': give a finite time"),
+        ([(2.0, 9, 1), (1.0, 9, 1)], "request 1: at_s=1.0: .* sort by time: 2 is in front of it"),
+    ],
+)
+def test_requests_that_nobody_can_have_sent(requests, words) -> None:
+    with pytest.raises(TraceError, match=words):
+        Trace("t", tuple(Arrival(*request) for request in requests))
+
+
+def test_numbers_may_be_numpys() -> None:
+    assert len(Trace("t", (Arrival(np.float32(0.5), np.int64(9), np.int32(1)),))) == 1
