@@ -15,7 +15,7 @@ from smkern.latency.work import Chunk, Kind, Size
 from smkern.tuning.cells import CellFile, Cells, checked, time_us
 
 SHIPPED = Path(__file__).parent / "tables"
-REMEDY = "delete it and make it of a profile: smkern bench latency-table"
+REMEDY = "pass a table that smkern bench latency-table made, or make it again of a profile"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from smkern.errors import TableError
+from smkern.latency.profile_file import read_profile
 from smkern.latency.sizes import ExpertSizes, ModelSizes
 from smkern.latency.table import Timing, TimingLines, latency_file, read_timings
 from smkern.tuning.cells import PROVENANCE
@@ -96,3 +97,12 @@ def test_a_file_without_sizes_or_cells(tmp_path: Path) -> None:
     latency_file(path).merge(TIMINGS, META)
     with pytest.raises(TableError, match="lacks the sizes"):
         read_timings(path)
+
+
+def test_nobody_is_told_to_delete_a_file_that_is_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    for read in (read_timings, read_profile):
+        with pytest.raises(TableError, match=r"pass .* smkern (bench latency-table|profile)") as no:
+            read(path)
+        assert "delete it" not in str(no.value)
