@@ -69,7 +69,7 @@ class Comparison:
             "in TBT",
             "in TTFT",
         ]
-        names += ["requests/s", "tokens/s", "bubbles"]
+        names += ["done/s", "tokens/s", "bubbles"]
         if self.goodputs:
             names.insert(1, "goodput")
         rows = [tuple(names)]

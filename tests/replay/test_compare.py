@@ -91,6 +91,8 @@ def test_a_table_and_a_verdict(result: Comparison) -> None:
     text = str(result)
     assert "sharegpt-like, 40 requests" in text
     assert result.table()[1][0] == "mixed"
+    assert "done/s" in result.table()[0]
+    assert "requests/s" not in result.table()[0], "that is the rate at which they come"
     assert result.ranking()[0] in result.verdict()
     assert set(result.to_json()) == {"mixed", "split"}
     assert result.reports["split"].runtime["bubbles"] >= 0.0
