@@ -80,7 +80,7 @@ MOST_SOUGHT = 100.0
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True)
 @click.option(
     "--overlong", type=click.Choice(["drop", "truncate"]), default="drop", show_default=True,
-    help="What becomes of requests longer than the model's context.",
+    help="What becomes of requests longer than 40,960 tokens, or the model's context.",
 )  # fmt: skip
 @click.option("--rungs", type=IntList(), default=None, help="Decode's SMs, of each split.")
 @click.option(

@@ -177,7 +177,8 @@ def compare(
         order: In which order requests wait, for policies given by name.
         arrivals: "poisson", or "recorded" scaled to the rate.
         seed: Of requests and arrivals.
-        overlong: What becomes of requests longer than the model's context.
+        overlong: What becomes of requests longer than the server's context, 40,960 tokens or the
+            model's.
         find_goodput: Whether the highest rate within the limits is sought as well; some ten
             replays a policy.
         server: What serves. None: a simulated H200.

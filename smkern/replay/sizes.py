@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 RUNGS = (8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 72, 80, 96, 112)
 """SMs of the decode side: close together where decode steps still gain by more of them."""
+MAX_CONTEXT = 40_960
+"""Tokens of a request that is replayed, at most: Qwen3's context, and part of a longer one."""
 KV_TOKENS = 700_000
 USED = 0.826
 """Share of the device's memory that weights and pages take; the rest is activations and graphs."""
@@ -39,7 +41,7 @@ class Sizes:
     max_running: int = 256
     max_prefill: int = 64
     max_tokens: int = 8192
-    max_context: int = 40_960
+    max_context: int = MAX_CONTEXT
     page_size: int = 64
     num_sms: int = 132
 
@@ -65,7 +67,8 @@ def kv_tokens_beside(config: ModelConfig, info: DeviceInfo) -> int:
 
 
 def sizes_for(config: ModelConfig, info: DeviceInfo | None = None) -> Sizes:
-    """The default of a model: 256 rows, all of its context, as much KV as the GPU holds.
+    """The default of a model: 256 rows, 40,960 tokens of its context at most, as much KV as the GPU
+    holds. For more make a `SimServer` with `sizes=replace(sizes_for(config), max_context=...)`.
 
     Args:
         config: The model.
@@ -76,5 +79,5 @@ def sizes_for(config: ModelConfig, info: DeviceInfo | None = None) -> Sizes:
     """
     info = info or load_profile(DEFAULT).info
     rungs = tuple(rung for rung in RUNGS if rung < info.num_sms)
-    most = min(config.max_position, 40_960)
+    most = min(config.max_position, MAX_CONTEXT)
     return Sizes(kv_tokens_beside(config, info), rungs, max_context=most, num_sms=info.num_sms)

@@ -115,8 +115,9 @@ class Trace:
             kept.append(request)
         if not kept:
             raise TraceError(
-                f"{self.name}: all {count} requests are longer than {max_context} tokens; take "
-                "overlong='truncate', or a model of a longer context"
+                f"{self.name}: all {count} requests are longer than the {max_context} tokens that "
+                "are replayed at most; take overlong='truncate', or where the model's context is "
+                "longer SimServer(sizes=replace(sizes, max_context=...))"
             )
         return replace(self, requests=tuple(kept), overlong=self.overlong + count)
 

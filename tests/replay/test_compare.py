@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from smkern.latency import Size
 from smkern.models import preset
 from smkern.panels import write
 from smkern.policies import Decision, Policy, StaticSplit
-from smkern.replay import Arrival, Comparison, SimServer, Sizes, Trace, compare, replay
+from smkern.replay import Arrival, Comparison, SimServer, Sizes, Trace, compare, replay, sizes_for
 from smkern.replay.plots import draw_splits, limits_picture, rates_picture, strips
 from smkern.replay.records import Served
 from smkern.replay.simulated import SimSession
@@ -205,6 +206,16 @@ class Failing(SimServer):
 
         device.launch = launched  # type: ignore[method-assign]
         return session
+
+
+def test_a_longer_context_than_is_replayed_is_asked_for_by_sizes() -> None:
+    config = preset("llama-3.1-8b")
+    trace = Trace("long", tuple(Arrival(float(n), 50_000, 2) for n in range(2)))
+    with pytest.raises(TraceError, match=r"than the 40960 tokens that are .*max_context=\.\.\."):
+        compare("chunked:512", trace, server=SimServer(config))
+    longer = SimServer(config, sizes=replace(sizes_for(config), max_context=config.max_position))
+    result = compare("chunked:512", trace, server=longer)
+    assert all(record.is_finished for record in result.served["chunked:512"].records)
 
 
 def test_requests_that_fail_while_they_decode_are_not_served_in_time(server: SimServer) -> None:
