@@ -77,11 +77,14 @@ class Usage:
         step = Size(num_layers=layers, batch=batch, total_kv=max(1, round(batch * pair.context)))
         chunk = Chunk(max(1, round(pair.tokens)), round(pair.cached))
         prompt = Size((chunk,), layers, layers, head=True)
+        # first the times, which refuse SMs that the device has not
+        step_us = self._steps.us(pair.step_sms, batch, step.total_kv)
+        prompt_us = self._prompts.us(prompt, pair.prompt_sms)
         return (
             log2(pair.step_sms),
-            *self._shares(prompt, self._prompts.us(prompt, pair.prompt_sms)),
+            *self._shares(prompt, prompt_us),
             self._prompts.attention_share(prompt, pair.prompt_sms),
-            *self._shares(step, self._steps.us(pair.step_sms, batch, step.total_kv)),
+            *self._shares(step, step_us),
             log2(max(pair.tokens, 1)),
             log2(batch),
             log2(max(pair.context, 1)),

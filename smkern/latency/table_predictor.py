@@ -192,7 +192,7 @@ class TablePredictor:
             Microseconds; 0 for a launch of nothing.
 
         Raises:
-            ProfileError: more SMs than the device has.
+            ProfileError: no SMs, or more than the device has.
         """
         if size.chunks:
             return self._prompts.us(size, num_sms)
@@ -209,6 +209,9 @@ class TablePredictor:
 
         Returns:
             At least 1.
+
+        Raises:
+            ProfileError: as `alone_us`, of either place of a step beside prompts.
         """
         ratio = UNMEASURED_BESIDE
         slowdowns = self._prefill_beside if size.chunks else self._decode_beside

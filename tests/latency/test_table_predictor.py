@@ -344,6 +344,15 @@ def test_bad_requests() -> None:
     assert set(MODELS) <= set(shipped("NVIDIA H200"))
 
 
+@pytest.mark.parametrize("places", [(0, 100), (-3, 100), (32, 0), (133, 100), (32, 133)])
+def test_a_slowdown_of_places_that_the_device_has_not(places: tuple[int, int]) -> None:
+    predictor = TablePredictor.load("qwen3-8b")
+    step, prompt = Size(batch=64, total_kv=64 * 2048), Size((Chunk(4096),), 36, 36, head=True)
+    for asked in (predictor.slowdown, predictor.worst_us):
+        with pytest.raises(ProfileError, match=r"is outside this profile .* take 1 to 132"):
+            asked(step, places[0], prompt, places[1])
+
+
 def test_a_guard_is_above_what_is_expected() -> None:
     step, chunk = decode(64, 1024), prompt(2048)
     expected = 1.5 * PREDICTOR.alone_us(step, 20)
