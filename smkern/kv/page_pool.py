@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from secrets import token_bytes
@@ -107,6 +108,29 @@ class PagePool:
             tokens: Token ids, or their `chain`.
         """
         return len(self._match(self._as_chain(tokens))) * self.page_size
+
+    def shared_pages(self, tokens: Tokens, guess: int = 0) -> int:
+        """Pages at a prompt's start that are held: its admission shares them, and takes none.
+
+        Whoever holds a block holds those in front of it, so a guess that is right costs O(1), one
+        that is too high O(log n).
+
+        Args:
+            tokens: Token ids, or their `chain`.
+            guess: How many they may be: as many as when last asked, or all that are in the pool.
+        """
+        chain, refs = self._as_chain(tokens), self.states.refs
+        count, most = guess, self._most_shared(chain)
+
+        def is_free(block: int) -> bool:
+            page = self.index.match(chain, block + 1, block)
+            return not page or not refs[page[0]]
+
+        if count and is_free(count - 1):
+            count = bisect_left(range(count), True, key=is_free)
+        while count < most and not is_free(count):
+            count += 1
+        return count
 
     def allocate(self, request: Hashable, tokens: Tokens, *, num_tokens: int | None = None) -> int:
         """Give a new request pages, all of them or none.
@@ -320,10 +344,12 @@ class PagePool:
         )  # fmt: skip
 
     def _match(self, chain: Chain) -> list[int]:
-        """The pages that a prompt could share; at least its last token is left to compute."""
-        if not self.reuse:
-            return []
-        return self.index.match(chain, (len(chain.tokens) - 1) // self.page_size)
+        """The pages that a prompt could share."""
+        return self.index.match(chain, self._most_shared(chain))
+
+    def _most_shared(self, chain: Chain) -> int:
+        """Blocks that a prompt may share; at least its last token is left to compute."""
+        return (len(chain.tokens) - 1) // self.page_size if self.reuse else 0
 
     def _drop(self, pages: Iterable[int]) -> None:
         for page in pages:

@@ -126,11 +126,12 @@ class PrefixIndex:
         self._digest_of.clear()
         self._written.clear()
 
-    def match(self, chain: Chain, max_blocks: int) -> list[int]:
-        """The pages of the longest known prefix whose keys and values are written."""
+    def match(self, chain: Chain, max_blocks: int, first: int = 0) -> list[int]:
+        """The pages of the longest known prefix whose keys and values are written, or of its blocks
+        from `first` on: those before it are not looked at."""
         pages: list[int] = []
         page_of, unwritten = self._page_of, self._written
-        for index in range(min(max_blocks, len(chain))):
+        for index in range(first, min(max_blocks, len(chain))):
             page = page_of.get(chain[index])
             if page is None or (page in unwritten and not self._is_written(page)):
                 break

@@ -25,7 +25,7 @@ class Waiting:
         cached: Tokens in front of them.
         priority: Higher goes first.
         deadline_us: When its first token is wanted; infinity where it was not said.
-        pages: Pages that its admission takes.
+        pages: Pages that its admission takes, those of a prefix that others hold left out.
     """
 
     id: int

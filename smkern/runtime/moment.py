@@ -130,9 +130,7 @@ class Observer:
         ended: Sequence[Ended] = ()
         if self._ended:
             ended, self._ended = MadeOnce(_times, self._ended), []
-        waiting, pool = queues.waiting_queue.views(), queues.pool
-        if waiting and waiting[0].pages > pool.num_available - len(running):
-            pool.poll()  # pages of requests that left may have come back
+        waiting = queues.views()
         return self._moment(
             now_us=now_us,
             trigger=trigger,
@@ -144,7 +142,7 @@ class Observer:
             decode_queued=self._lanes.queued("decode"),
             prefill_queued=self._lanes.queued("prefill"),
             rung=rung,
-            free_pages=pool.num_available,
+            free_pages=queues.pool.num_available,
             joining=launcher.joining,
             more_waiting=len(queues.waiting) - len(waiting),
             ready_rungs=self._executor.ready_rungs(len(lengths), longest) if lengths else None,

@@ -9,7 +9,7 @@ from typing import Literal
 from smkern.errors import ArgumentError, OutOfPagesError, PoolCorruptError, SmkernError
 from smkern.kv.page_pool import PagePool
 from smkern.limits import shown
-from smkern.policies import Order
+from smkern.policies import Order, Waiting
 from smkern.policies.order import fcfs
 from smkern.runtime.request import Request
 from smkern.runtime.waiting_queue import WaitingQueue
@@ -84,6 +84,19 @@ class RequestQueues:
         """Whether any request waits, runs or is paused."""
         return bool(self.running or self.waiting or self.paused)
 
+    def views(self) -> tuple[Waiting, ...]:
+        """What a policy sees of those that wait. The first is looked up again where it lacks
+        pages, or would without those that it shares."""
+        waiting, pool = self.waiting_queue.views(), self.pool
+        if not waiting:
+            return waiting
+        first = self.waiting[0]
+        if waiting[0].pages + first.num_shared <= pool.num_available - len(self.running):
+            return waiting
+        pool.poll()  # pages of requests that left may have come back
+        self.waiting_queue.look_up_again(first)
+        return self.waiting_queue.views()
+
     def wait(self, request: Request) -> None:
         """Put a request into the queue."""
         request.stage = "waiting"
@@ -133,6 +146,7 @@ class RequestQueues:
                 f"there: whole pages of {page}, and one token at least is left to compute"
             )
         request.chain = None
+        request.num_shared = 0
         request.num_computed = cached
         request.room = -(-length // page) * page
         if request.cached_tokens is None:
@@ -186,6 +200,7 @@ class RequestQueues:
         self.release(request)
         request.num_computed = 0
         request.chain = request.num_expected = None
+        request.num_shared = 0
         if self._restart and len(request.ids) > request.prompt_len:
             request.to_repeat = request.ids[request.prompt_len :] + request.to_repeat
             del request.ids[request.prompt_len :]

@@ -68,6 +68,7 @@ class Request:
         cached_tokens: Prompt tokens that it found in the pool when it first came.
         chain: Names of the blocks of `ids`, while it waits.
         num_expected: Tokens that the pool held of it when it was looked up; None: it was not.
+        num_shared: Pages of these that others held then: its admission takes no pages for them.
         queue_key: Where it is in the queue; None: it does not wait.
         finish_reason: Why it is finished; None: it is not.
         priority: Higher goes first.
@@ -98,6 +99,7 @@ class Request:
     cached_tokens: int | None = None
     chain: Chain | None = None
     num_expected: int | None = None
+    num_shared: int = 0
     queue_key: tuple[int, float, float, int] | None = None
     finish_reason: FinishReason | None = None
     priority: int = 0
@@ -148,7 +150,7 @@ class Request:
         if self._view is None:
             length, cached, pages = len(self.ids), self.num_computed, 0
             if not self.room:  # nothing is computed yet, but some of it may be found
-                cached, pages = self.num_expected or 0, pages_for(length)
+                cached, pages = self.num_expected or 0, pages_for(length) - self.num_shared
             self._view = Waiting(
                 self.index, self.arrival_us, length - cached, cached, self.priority,
                 self.deadline_us, pages,

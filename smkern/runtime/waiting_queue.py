@@ -94,6 +94,16 @@ class WaitingQueue:
             self._views = tuple(self._seen)
         return self._views
 
+    def look_up_again(self, request: Request) -> None:
+        """Ask the pool again how much of a prompt others hold: some begin, some leave."""
+        if request.num_expected is None or request.chain is None:
+            return
+        shared = self._pool.shared_pages(request.chain, request.num_shared)
+        if shared != request.num_shared:
+            request.num_shared = shared
+            request.num_expected = max(request.num_expected, shared * self._pool.page_size)
+            self.look_again(request)
+
     def _comes_first(self, request: Request) -> None:
         self._views = None
         if request.num_expected is None:
@@ -107,7 +117,8 @@ class WaitingQueue:
         if self._pool.reuse:
             if request.chain is None:
                 request.chain = self._pool.chain(request.ids)
-            request.num_expected = self._pool.match_prefix(request.chain)
+            found = request.num_expected = self._pool.match_prefix(request.chain)
+            request.num_shared = self._pool.shared_pages(request.chain, self._pool.pages_for(found))
         if request.num_expected:
             self.look_again(request)
 

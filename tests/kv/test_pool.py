@@ -109,6 +109,30 @@ def test_a_chain_asks_the_pool_again_without_hashing() -> None:
         KvPool(KvSizes(1, 1, 64, 32), num_pages=1, device="cpu").match_prefix(chain)
 
 
+def test_pages_that_an_admission_shares_are_those_that_others_hold() -> None:
+    pool = pool_of(reuse=True)
+    prompt = list(range(48))
+    chain = pool.chain([*prompt, 1])
+    assert pool.shared_pages(chain) == 0
+    event = FakeEvent()
+    pool.allocate("a", prompt)
+    pool.commit("a", prompt, event)
+    assert pool.shared_pages(chain) == 0, "they are not written yet"
+    event.done = True
+    assert pool.shared_pages(chain) == pool.shared_pages(chain, 2) == 3
+    assert pool.shared_pages(prompt) == 2, "its last token is left to compute"
+    pool.allocate("b", prompt[:20])
+    pool.release("a")
+    assert pool.usage == (2, 2, 4)
+    assert pool.shared_pages(chain, 3) == pool.shared_pages(chain) == 1
+    pool.forget_prefixes()
+    assert pool.shared_pages(chain, 1) == 0
+    off = pool_of(reuse=False)
+    off.allocate("a", prompt)
+    off.commit("a", prompt)
+    assert off.shared_pages(prompt) == 0
+
+
 def test_forgotten_prefixes_are_not_found() -> None:
     pool = pool_of()
     pool.allocate("a", [1] * 40)

@@ -16,7 +16,7 @@ from smkern.replay.limits import ttft_limits_s
 from smkern.runtime.request import Request
 from smkern.runtime.waiting_queue import SEEN, WaitingQueue
 from tests.runtime.policies import Scripted
-from tests.runtime.test_steady_batch import a_request
+from tests.runtime.test_steady_batch import a_request, queues_of
 from tests.runtime.world import World
 
 PAGE = 4
@@ -170,6 +170,56 @@ def test_only_the_first_are_looked_up() -> None:
         queue.remove(request)
     assert len(queue.views()) == SEEN
     assert len(asked) == SEEN + 30
+
+
+def test_pages_that_others_hold_are_not_counted() -> None:
+    queue, pool, _ = a_queue()
+    known(pool, [7] * 16)
+    pool.allocate("holds", [7] * 9)
+    queue.add(request_of(0, 18))
+    queue.add(request_of(1, 18, ids=[9] * 18))
+    assert [(view.cached, view.pages) for view in queue.views()] == [(16, 3), (0, 5)]
+    first = queue.requests[0]
+    pool.allocate("holds more", [7] * 18)
+    queue.look_up_again(first)
+    assert [view.pages for view in queue.views()] == [1, 5]
+    pool.release("holds")
+    pool.release("holds more")
+    queue.look_up_again(first)
+    assert [(view.cached, view.pages) for view in queue.views()] == [(16, 5), (0, 5)]
+
+
+def test_pages_that_are_short_and_shared_are_looked_up_again() -> None:
+    """Only those of the first, and only where it would lack pages without sharing them."""
+    queues = queues_of([], num_pages=16)
+    pool, text = queues.pool, [7] * 40
+    first = request_of(0, 41, ids=[*text, 1])
+    queues.wait(first)
+    assert [view.pages for view in queues.views()] == [11]
+    pool.allocate("a", text)
+    pool.commit("a", text)
+    assert [(view.cached, view.pages) for view in queues.views()] == [(40, 1)]
+    assert queues.admit(first)
+    assert pool.num_available == 16 - 10 - 1
+    pool.check()
+
+
+@pytest.mark.parametrize("pages", [26, 100])
+def test_requests_with_a_common_prefix_run_at_a_time(pages: int) -> None:
+    """One of 20 pages and two more each: fewer are there than for two prompts that share none."""
+    world = World(num_pages=pages, page_size=4, max_running=6, end_probability=0.0)
+    document = [1 + at % 40 for at in range(80)]
+    world.submit([*document, 1], 1)
+    world.finish()
+    for number in range(3):
+        world.submit([*document, number, number], 6)
+    most = 0
+    while not world.mux.is_idle:
+        world.turn(5.0)
+        most = max(most, len(world.mux._queues.running))
+    world.finish()
+    assert most == 3
+    assert world.mux.stats().preemptions == 0
 
 
 @pytest.mark.parametrize("order", [lambda waiting: float("nan"), lambda waiting: 1 / 0])
