@@ -149,6 +149,7 @@ class BatchLauncher:
             return
         if batch is not None and batch.view().priority >= queues.waiting[0].priority:
             return
+        queues.views()  # looks up what others hold of them
         gone = queues.who_yields(queues.waiting[: self._executor.max_prefill], self.free_rows)
         if gone:
             self.flush()

@@ -256,8 +256,8 @@ class RequestQueues:
     def who_yields(self, requests: Sequence[Request], free_rows: int) -> list[Request]:
         """The last of lower priority, whose rows and pages these need, which wait.
 
-        Nobody yields to his own priority, or in vain. Pages that come back when launches are over
-        count as free.
+        Nobody yields to his own priority, or in vain: pages that others hold, too, do not come
+        back. Those that do when launches are over count as free.
 
         Args:
             requests: The first that wait.
@@ -267,9 +267,14 @@ class RequestQueues:
         free_pages = self.pool.num_available + coming - len(self.running)
         holders: list[Request] = []
         gone: list[Request] = []
+        # References to shared pages once these requests have theirs and those are gone.
+        left: dict[int, int] = {}
         for request in requests:
-            free_pages -= 0 if request.room else self.pool.pages_for(len(request.ids))
+            self.waiting_queue.look_up_again(request)
+            free_pages -= request.view(self.pool.pages_for).pages
             free_rows -= 1
+            if free_pages < 0 and request.num_shared:
+                self._join(request, left)
             last: list[Request] = []
             while free_rows < 0 or free_pages < 0:
                 if not (holders or gone or last):
@@ -284,10 +289,28 @@ class RequestQueues:
                 holders.remove(holder)
                 last.append(holder)
                 # A page is kept for the growth of each that runs.
-                free_pages += holder.room // self.pool.page_size + (holder.stage == "running")
+                free_pages += self._leave(holder, left) + (holder.stage == "running")
                 free_rows += holder.stage != "waiting"
             gone += last
         return gone
+
+    def _join(self, request: Request, left: dict[int, int]) -> None:
+        """Count a waiting request among those that hold the pages that it shares."""
+        assert request.chain is not None, request
+        refs = self.pool.states.refs
+        for page in self.pool.index.match(request.chain, request.num_shared):
+            left[page] = left.get(page, refs[page]) + 1
+
+    def _leave(self, holder: Request, left: dict[int, int]) -> int:
+        """Count a request no more among those that hold its pages; how many come back."""
+        pages, refs = self.pool.held(holder).pages, self.pool.states.refs
+        back = 0
+        for at, page in enumerate(pages):
+            if refs[page] == 1 and page not in left:  # what is behind it is not shared either
+                return back + len(pages) - at
+            left[page] = left.get(page, refs[page]) - 1
+            back += not left[page]
+        return back
 
     def make_room(self) -> bool:
         """Where nothing runs or can be admitted: the last request with pages gives them back.

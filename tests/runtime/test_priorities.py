@@ -86,6 +86,58 @@ def test_nobody_yields_in_vain(policy: str) -> None:
     world.finish()
 
 
+Text = tuple[int, int, int]
+"""Tokens of a common text, tokens of its own, and a priority."""
+
+
+def sharing(num_pages: int, *texts: Text) -> World:
+    """Requests that decode, 60 tokens each."""
+    world = World(page_size=4, num_pages=num_pages, end_probability=0.0)
+    for number, text in enumerate(texts):
+        submit(world, text)
+        world.until(lambda number=number: world.tokens[number], 1.0)  # type: ignore[misc]
+    return world
+
+
+def submit(world: World, text: Text, max_new_tokens: int = 60) -> Handle:
+    common, own, priority = text
+    prompt = [1] * common + [20 + len(world.handles)] * own
+    return world.submit(prompt, max_new_tokens, priority=priority)
+
+
+def test_nobody_yields_for_pages_that_are_shared() -> None:
+    """The first prompt shares all its pages but one with an equal."""
+    world = sharing(36, (40, 2, 1), (0, 60, 0))
+    high = submit(world, (40, 2, 1), 4)
+    first_token_us(world, high)
+    assert world.mux.stats().preemptions == 0
+    world.finish()
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "high"),
+    [
+        pytest.param((80, 2, 1), (80, 2, 0), (0, 88, 1), id="with an equal"),
+        pytest.param((0, 40, 1), (80, 2, 0), (80, 60, 1), id="with the one who wants them"),
+    ],
+)
+def test_nobody_yields_who_shares_his_pages(first: Text, last: Text, high: Text) -> None:
+    """But one or two of his pages are another's too, and would not come back."""
+    world = sharing(41, first, last)
+    submit(world, high, 4)
+    world.until(lambda: len(world.tokens[0]) == 20, 1.0)
+    assert world.mux.stats().preemptions == 0
+    world.finish()
+
+
+def test_two_who_share_their_pages_yield_them_together() -> None:
+    world = sharing(40, (80, 2, 0), (80, 2, 0))
+    first_token_us(world, submit(world, (0, 88, 1), 4))
+    assert world.mux.stats().preemptions == 2
+    assert not any(handle.done for handle in world.handles[:2])
+    world.finish()
+
+
 def test_a_policy_sees_the_row_and_decides() -> None:
     """The rows are free when it is asked; it may leave them so."""
     rows: list[int] = []
