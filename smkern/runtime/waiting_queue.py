@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 
 from smkern.errors import ArgumentError, SmkernError
@@ -13,6 +14,9 @@ from smkern.runtime.request import Request
 
 SEEN = 256
 """Requests of the queue that a policy is shown: a step's host time must not grow with the queue."""
+FOUND = 16_384
+"""Tokens of prompts that one `views` finds in the pool, about: hashing the names of so many takes
+2 ms of a step."""
 
 
 class WaitingQueue:
@@ -23,7 +27,8 @@ class WaitingQueue:
     queue: a snapshot copies them.
 
     What a prompt may find in the pool is looked up once, when it comes among the first: the names
-    of its blocks are hashed then, which its admission needs anyway, and not for a long queue.
+    of its blocks are hashed then, which its admission needs anyway, and not for a long queue. Where
+    many come at once with prefixes that are known, some are looked up at a later `views`.
 
     Args:
         pool: Where prefixes are looked up.
@@ -43,7 +48,7 @@ class WaitingQueue:
         self._seen: list[Waiting] = []
         self._views: tuple[Waiting, ...] | None = ()
         # Requests that came among the first, and whose prefix may not have been looked up.
-        self._new: list[Request] = []
+        self._new: deque[Request] = deque()
 
     def add(self, request: Request) -> None:
         """Put a request into the queue."""
@@ -88,8 +93,11 @@ class WaitingQueue:
 
     def views(self) -> tuple[Waiting, ...]:
         """What a policy sees of those that wait: the first of them, however many there are."""
-        while self._new:
-            self._look_up(self._new.pop())
+        found = 0
+        while self._new and found < FOUND:
+            request = self._new.popleft()
+            self._look_up(request)
+            found += request.num_expected or 0
         if self._views is None:
             self._views = tuple(self._seen)
         return self._views

@@ -13,6 +13,7 @@ from smkern.kv import PagePool
 from smkern.policies import ORDERS, Order, Waiting
 from smkern.replay import Arrival, Trace
 from smkern.replay.limits import ttft_limits_s
+from smkern.runtime import waiting_queue
 from smkern.runtime.request import Request
 from smkern.runtime.waiting_queue import SEEN, WaitingQueue
 from tests.runtime.policies import Scripted
@@ -170,6 +171,17 @@ def test_only_the_first_are_looked_up() -> None:
         queue.remove(request)
     assert len(queue.views()) == SEEN
     assert len(asked) == SEEN + 30
+
+
+def test_known_prefixes_of_many_are_looked_up_over_several_steps(monkeypatch: Any) -> None:
+    """The first to come first: a step's host time must not grow with how many come at once."""
+    monkeypatch.setattr(waiting_queue, "FOUND", 40)
+    queue, pool, _ = a_queue()
+    known(pool, [7] * 16)
+    for index in range(8):
+        queue.add(request_of(index, 18))
+    for count in (3, 6, 8):
+        assert [view.cached for view in queue.views()] == [16] * count + [0] * (8 - count)
 
 
 def test_pages_that_others_hold_are_not_counted() -> None:
