@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Thread, current_thread, get_ident
+from threading import Thread, current_thread
 
 from smkern.errors import ArgumentError, EngineDeadError
 
@@ -16,13 +16,12 @@ class Owner:
             that does so might be interrupted before it has.
     """
 
-    __slots__ = ("_ident", "_thread", "dead", "is_inside")
+    __slots__ = ("_thread", "dead", "is_inside")
 
     def __init__(self) -> None:
         self.dead: EngineDeadError | None = None
         self.is_inside = False
         self._thread: Thread | None = None
-        self._ident = 0
 
     def enter(self, what: str, *, is_last: bool = False) -> None:
         """A call begins.
@@ -35,7 +34,8 @@ class Owner:
             ArgumentError: it comes from another thread, or from inside another call.
             EngineDeadError: the runtime is dead.
         """
-        if get_ident() != self._ident:
+        # Not its number, which a later thread may have again: 70 ns instead of 40.
+        if current_thread() is not self._thread:
             self._take(what)
         if self.is_inside:
             raise ArgumentError(
@@ -55,4 +55,4 @@ class Owner:
                 f"{owner.name!r}, and by one alone; call it there, and hand requests over by a "
                 "queue.Queue"
             )
-        self._thread, self._ident = thread, get_ident()
+        self._thread = thread

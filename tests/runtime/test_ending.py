@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from smkern.errors import ArgumentError, EngineDeadError, ModelError, SmkernError, StalledError
 from smkern.policies import Chunked
+from smkern.runtime.owner import Owner
 from tests.runtime.busy import busy, survivors
 from tests.runtime.world import World
 
@@ -141,6 +142,32 @@ def test_a_thread_that_has_ended_hands_it_over() -> None:
     assert on_a_thread(lambda: world.submit([1, 2, 3], 4)) == []
     world.finish()
     assert survivors(world) == [0]
+
+
+@pytest.mark.parametrize("attempt", range(20))
+def test_a_thread_with_the_number_of_one_that_has_ended_is_another(attempt: int) -> None:
+    """The system gives numbers again, but not each time."""
+    owner, entered, goes_on = Owner(), Event(), Event()
+
+    def enter() -> None:
+        owner.enter("step")
+        owner.is_inside = False
+
+    def enter_and_stay() -> None:
+        enter()
+        entered.set()
+        goes_on.wait()
+
+    second = Thread(target=enter_and_stay, name="second")
+    assert on_a_thread(enter) == []
+    second.start()
+    entered.wait()
+    try:
+        with pytest.raises(ArgumentError, match="is driven by thread 'second'"):
+            owner.enter("step")
+    finally:
+        goes_on.set()
+        second.join()
 
 
 def test_a_call_from_inside_a_step_is_refused() -> None:
