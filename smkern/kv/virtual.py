@@ -7,6 +7,7 @@ from hashlib import blake2b
 from itertools import count
 
 from smkern.errors import ArgumentError
+from smkern.limits import as_int, shown
 
 _OWN = count()
 
@@ -25,7 +26,8 @@ class VirtualTokens:
         block_tokens: Tokens of a named block, a multiple of the pool's page size.
 
     Raises:
-        ArgumentError: counts that cannot be.
+        ArgumentError: counts that cannot be, or blocks that are no sequence; their names are looked
+            at when the prompt is submitted.
 
     Example:
         >>> from smkern.kv import PagePool
@@ -42,12 +44,11 @@ class VirtualTokens:
     def __init__(
         self, num_tokens: int, blocks: Sequence[int] = (), *, block_tokens: int = 512
     ) -> None:
-        for name, value in (("num_tokens", num_tokens), ("block_tokens", block_tokens)):
-            if value < 1:
-                raise ArgumentError(f"{name}={value}: give at least 1")
-        self.length = self._prompt = num_tokens
+        self.length = self._prompt = as_int("num_tokens", num_tokens, 1)
+        if not isinstance(blocks, Sequence):
+            raise ArgumentError(f"blocks={shown(blocks)}: pass a list of whole numbers")
         self.blocks = blocks
-        self.block_tokens = block_tokens
+        self.block_tokens = as_int("block_tokens", block_tokens, 1)
         self._digests: list[int] = []
         self._own: int | None = None
 
@@ -79,7 +80,7 @@ class VirtualTokens:
     def names(self, first: int, last: int, page_size: int) -> list[int]:
         """Names of the pages `first` to `last` (exclusive); each says all that is before it."""
         per_block = self.block_tokens // page_size
-        if per_block * page_size != self.block_tokens:
+        if self.blocks and per_block * page_size != self.block_tokens:
             raise ArgumentError(
                 f"blocks of {self.block_tokens} tokens in pages of {page_size}: take a page_size "
                 "that divides block_tokens"

@@ -66,6 +66,7 @@ class InputProcessor:
         ids: Any
         if isinstance(prompt, VirtualTokens):
             self._check_virtual(index, params)
+            self._check_blocks(index, prompt)
             ids = prompt.copy()
         else:
             ids = self._checked(index, self._token_ids(index, prompt, params))
@@ -145,6 +146,20 @@ class InputProcessor:
                 f"prompt {index} is of virtual tokens, and {params} ends at some: only their "
                 "number is known; pass ignore_eos=True and no stops"
             )
+
+    def _check_blocks(self, index: int, prompt: VirtualTokens) -> None:
+        size, tokens, blocks = self._pool.page_size, prompt.block_tokens, prompt.blocks
+        if blocks and tokens % size:
+            raise RequestError(
+                f"prompt {index} has blocks of {tokens} tokens, the pool has pages of {size}: take "
+                "a page_size that divides block_tokens"
+            )
+        for name in blocks:
+            if type(name) is not int or not 0 <= name < 1 << 63:
+                raise RequestError(
+                    f"prompt {index} has a block named {shown(name)}: names are whole numbers of "
+                    "0 to 2^63 - 1"
+                )
 
     def _check_context(self, index: int, num_tokens: int) -> None:
         if num_tokens > self._max_context:

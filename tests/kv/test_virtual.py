@@ -66,9 +66,14 @@ def test_names_share_what_equal_tokens_share(seed):
 
 
 def test_numbers_that_cannot_be():
-    with pytest.raises(ArgumentError, match="num_tokens=0: give at least 1"):
+    with pytest.raises(ArgumentError, match="num_tokens=0: give a whole number of at least 1"):
         VirtualTokens(0)
-    with pytest.raises(ArgumentError, match="block_tokens=0: give at least 1"):
+    with pytest.raises(ArgumentError, match="block_tokens=0: give a whole number of at least 1"):
         VirtualTokens(4, (1,), block_tokens=0)
+    with pytest.raises(ArgumentError, match=r"block_tokens=32\.0 is no whole number"):
+        VirtualTokens(4, (1,), block_tokens=32.0)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="blocks=None: pass a list"):
+        VirtualTokens(4, None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="blocks of 512 tokens in pages of 48"):
         PagePool(8, 48).chain(VirtualTokens(600, (1,)))
+    assert PagePool(8, 48).match_prefix(VirtualTokens(300)) == 0, "no block, none to be cut"

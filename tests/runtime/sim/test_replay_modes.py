@@ -228,6 +228,27 @@ def test_virtual_prompts_are_refused_where_tokens_are_looked_at():
         mux.submit(VirtualTokens(9), SamplingParams(max_new_tokens=5, ignore_eos=True))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"blocks": (-1,)}, "prompt 1 has a block named -1: names are whole numbers"),
+        ({"blocks": (0, 2**63)}, "a block named 9223372036854775808: names"),
+        ({"blocks": (0, 1.0)}, r"a block named 1\.0: names"),
+        ({"blocks": (0,), "block_tokens": 10}, r"blocks of 10 tokens, the pool has pages of 4"),
+    ],
+)
+def test_virtual_prompts_whose_blocks_cannot_be_are_refused_alone(given, message):
+    """They would be found out in a step, which ends all requests."""
+    mux = make(Chunked(), checks=False, num_pages=64, launch_us=0.0)
+    params = SamplingParams(max_new_tokens=5, ignore_eos=True)
+    good = mux.submit(VirtualTokens(9, (1,), block_tokens=8), params)
+    with pytest.raises(RequestError, match=message):
+        mux.submit(VirtualTokens(9, **given), params)
+    list(mux.run())
+    assert good.completion is not None
+    mux.close()
+
+
 def test_random_ends_need_checks():
     with pytest.raises(ArgumentError, match=r"end_probability=0.5 with checks=False"):
         SimExecutor(small_config(), num_pages=8, checks=False, end_probability=0.5)
