@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
+from time import perf_counter
 
 from smkern.errors import DeviceError, SmkernError
 from smkern.runtime.handle import Handle, Output
@@ -28,6 +29,10 @@ from smkern.server.messages import (
     Submit,
     ToEngine,
 )
+
+RECEIVE_S = 1e-3
+"""What comes is taken for so long between two steps, which would wait for it: a prompt of 100,000
+tokens takes 6 ms."""
 
 Open = Callable[[], AbstractContextManager[tuple[Multiplexer, Ready]]]
 """Opens a runtime, and closes it; for a process of its own it can be pickled."""
@@ -102,7 +107,8 @@ class EngineLoop:
                 self._mux.wait()
 
     def _receive(self) -> bool:
-        """Do what has come; False: the other end wants no more."""
+        """Do what has come, or some of it; False: the other end wants no more."""
+        until_s = perf_counter() + RECEIVE_S
         while self._incoming.poll(0):
             try:
                 message: ToEngine = self._connection.recv()
@@ -111,6 +117,8 @@ class EngineLoop:
             if isinstance(message, Stop):
                 return False
             self._answer(message)
+            if perf_counter() >= until_s:
+                break
         return True
 
     def _answer(self, message: Submit | Cancel | AskMetrics) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+from itertools import count
+from multiprocessing import Pipe
 from random import Random
 
 import httpx2
 import pytest
 
+from smkern.models import SamplingParams
+from smkern.server import engine
+from smkern.server.messages import Stop, Submit
 from tests.server.serving import NAME, Running, run_async, running, simulated, tokens_of
 
 pytestmark = pytest.mark.slow
@@ -50,6 +55,26 @@ async def stream_all(server: Running, count: int) -> list[tuple[int, list[int], 
             return length, tokens_of(prompt, at, len(found)), found
 
         return await asyncio.gather(*(one(at) for at in range(count)))
+
+
+def test_steps_go_on_while_many_requests_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that first took them all would stop every stream for that long."""
+    now_s = count(step=0.6 * engine.RECEIVE_S)
+    monkeypatch.setattr(engine, "perf_counter", lambda: next(now_s))
+    ours, theirs = Pipe()
+    mux = simulated()
+    with ours, theirs:
+        loop = engine.EngineLoop(mux, theirs)
+        for number in range(5):
+            ours.send(Submit(number, [1, 2, 3], SamplingParams(4)))
+        taken = []
+        while len(taken) < 4:
+            assert loop._receive()
+            taken.append(len(mux._requests))
+        assert taken == [2, 4, 5, 5]
+        ours.send(Stop())
+        assert not loop._receive()
+    mux.close()
 
 
 def test_more_than_a_pipe_holds_arrives_whole() -> None:
