@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ class GraphCache:
     Args:
         num_sms: SMs of every operator. None: all that the place has.
         limit_bytes: Limit of the graphs' memory, without what they share; those unused longest go
-            first.
+            first, and none goes for one that is captured with it.
         mixed: What mixed forwards read. None: there are none.
 
     Attributes:
@@ -198,43 +198,41 @@ class GraphCache:
     def capture(
         self, places: Iterable[Place], batches: Iterable[int], contexts: Iterable[int]
     ) -> int:
-        """Capture the graphs of all these that are missing; waits for the device.
+        """Capture the graphs of all these that are missing, as many as the limit lets stay; waits
+        for the device.
 
         Returns:
             How many are there now that were not.
         """
-        # What takes most of the shared memory first, so that nothing is outgrown: more SMs have
-        # more partial sums, longer contexts and more rows have larger plans.
+        # The largest first, of every place: they serve smaller steps too, where the limit leaves no
+        # more. And so nothing of the shared memory is outgrown: more SMs have more partial sums,
+        # longer contexts and more rows have larger plans.
         keys = {
             self.key(place, batch, context): place
-            for place in sorted(places, key=lambda place: -place.num_sms)
             for context in sorted(contexts, reverse=True)
             for batch in sorted(batches, reverse=True)
+            for place in sorted(places, key=lambda place: -place.num_sms)
         }
         if self._captures and keys:
             largest = max(keys, key=lambda key: key.batch * key.context)
             with suppress(torch.OutOfMemoryError):  # then the captures tell
                 self.plans.reserve(self._plan_shape(largest))
-        return sum(self._capture(key, place) for key, place in keys.items())
+        return self._capture_all(keys)
 
     def capture_mixed(self, rows: Iterable[int], contexts: Iterable[int]) -> int:
-        """Capture the graphs of all these mixed forwards that are missing; waits for the device.
-
-        Returns:
-            How many are there now that were not.
-        """
+        """As `capture`, of mixed forwards."""
         keys = [
             self._mixed_key(count, context)
             for context in sorted(contexts, reverse=True)
             for count in sorted(rows, reverse=True)
         ]
-        return sum(self._capture(key, _WHOLE) for key in keys if key is not None)
+        return self._capture_all({key: _WHOLE for key in keys if key is not None})
 
     def capture_missed(self) -> int:
         """Capture what was asked for and not there, while nothing runs; how many."""
         missed, self.missed = self.missed, {}
         self._forget_choices()
-        return sum(self._capture(key, place) for key, place in missed.items())
+        return self._capture_all(missed)
 
     def close(self) -> None:
         """Destroy all graphs; their last launches must be over. Closing twice is fine, and so is
@@ -282,6 +280,20 @@ class GraphCache:
             step.launch()
         here.wait_stream(partition.stream)
 
+    def _capture_all(self, places: Mapping[GraphKey, Place]) -> int:
+        """Capture the graphs that are missing, until one is over the limit without any that was
+        there before; how many stay."""
+        made = 0
+        for key, place in places.items():
+            if not self._capture(key, place):
+                continue
+            made += 1
+            self._evict(made)
+            if self.num_bytes > self._limit_bytes and made > 1:
+                self._drop(key)
+                return made - 1
+        return made
+
     def _capture(self, key: GraphKey, place: Place) -> bool:
         if key in self._graphs or key in self.refused or not self._captures:
             return False
@@ -301,7 +313,6 @@ class GraphCache:
         self._graphs[key] = _Held(graph, max(taken, 0))
         self._eager.pop(key, None)
         self._forget_choices()
-        self._evict()
         return True
 
     def _mixed_key(self, rows: int, longest: int) -> GraphKey | None:
@@ -352,12 +363,15 @@ class GraphCache:
             max_total_kv=key.batch * key.context,
         )
 
-    def _evict(self) -> None:
-        """Destroy those unused longest until the rest is under the limit; nothing runs now."""
-        while self.num_bytes > self._limit_bytes and len(self._graphs) > 1:
-            _, held = self._graphs.popitem(last=False)
-            held.graph.close()
-            self._forget_choices()
+    def _evict(self, made: int = 1) -> None:
+        """Destroy those unused longest, but for the last that were made, until the rest is under
+        the limit; nothing runs now."""
+        while self.num_bytes > self._limit_bytes and len(self._graphs) > made:
+            self._drop(next(iter(self._graphs)))
+
+    def _drop(self, key: GraphKey) -> None:
+        self._graphs.pop(key).graph.close()
+        self._forget_choices()
 
     def _used_bytes(self) -> int:
         """Device memory in use, but for what torch keeps for later."""

@@ -169,6 +169,32 @@ def test_the_longest_unused_go():
     assert cache.num_bytes == 3 * MIB
 
 
+def test_ahead_the_largest_of_every_place_stay():
+    """A smaller step is served by a larger graph, a larger step by none."""
+    cache = FakeCache(limit_bytes=5 * MIB)
+    assert cache.capture([RUNG, WHOLE], range(1, 33), [2048]) == len(cache) == 5
+    rows = [(key.rung, key.batch) for key in cache._graphs]
+    assert rows == [(0, 32), (32, 32), (0, 16), (32, 16), (0, 8)]
+    assert cache.run(RUNG, 3, 100) == (GraphKey(32, 16, 2048), True)
+    assert cache.ready(32, 100) == (None, 32)
+    assert cache.capture_mixed([16, 64, 192], [2048]) == 3
+    assert cache.capture_missed() == 1
+    assert cache.num_bytes == 5 * MIB
+
+
+def test_decode_steps_go_before_mixed_forwards():
+    cache = FakeCache(limit_bytes=4 * MIB)
+    assert cache.capture_mixed(range(1, 200), [2048]) == 4
+    assert cache.capture([WHOLE], [8, 16, 32], [2048]) == 3
+    assert [key.mixed for key in cache._graphs] == [True, False, False, False]
+
+
+def test_one_graph_over_the_limit_stays_alone():
+    cache = FakeCache(limit_bytes=1)
+    assert cache.capture([WHOLE, RUNG], [8, 16], [2048]) == len(cache) == 1
+    assert cache.closed == [GraphKey(32, 16, 2048)]
+
+
 @pytest.mark.parametrize(
     "error",
     [
