@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 import smkern
 from smkern import ops
 from smkern.errors import ArgumentError
+from smkern.kv import KvPool
 from smkern.models import Decoder, SamplingParams, TensorParallel, Weights, graph
 from smkern.policies import StaticSplit
 from smkern.runtime import HostDevice, ModelExecutor, serving
+from smkern.runtime.loading import kv_sizes
 from tests.models.generation import Letters, tiny
 from tests.runtime.alone import Alone, pool_of
 
@@ -129,6 +132,22 @@ def test_what_was_put_off_is_done_when_nothing_runs(monkeypatch: pytest.MonkeyPa
 def test_settings_that_cannot_be_are_named(option: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         smkern.serve(Decoder(CONFIG, WEIGHTS), pool_of(CONFIG, 32), **SIZES | option)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"num_layers": 3}, "the pool has num_layers=3, the model 2"),
+        ({"num_kv_heads": 2}, "num_kv_heads=2, the model 1"),
+        ({"head_dim": 64}, "head_dim=64, the model 128"),
+        ({"dtype": torch.float16}, "holds torch.float16, the model is in torch.float32: .*e4m3fn"),
+    ],
+)
+def test_a_pool_of_another_model_is_refused(sizes: dict[str, Any], words: str) -> None:
+    """It would be found out by each launch, and fail each request."""
+    pool = KvPool(replace(kv_sizes(CONFIG, 16, None), **sizes), num_pages=4, device="cpu")
+    with pytest.raises(ArgumentError, match=words):
+        smkern.serve(Decoder(CONFIG, WEIGHTS), pool, **SIZES)
 
 
 def test_a_part_of_a_model_is_refused() -> None:

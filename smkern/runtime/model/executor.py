@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+import torch
+
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool
 from smkern.latency import Size
@@ -109,15 +111,7 @@ class ModelExecutor(Executor):
         positions = model.max_position
         wanted = positions if max_context is None else max_context
         self.max_context = as_int("max_context", wanted, 1, positions)
-        if pool.device != model.device:
-            raise ArgumentError(
-                f"the pool is on {pool.device}, the model on {model.device}: make the pool there"
-            )
-        if pool.sizes.num_layers != config.num_layers:
-            raise ArgumentError(
-                f"the pool has pages of {pool.sizes.num_layers} layers, the model has "
-                f"{config.num_layers}: make it with the model's sizes"
-            )
+        _check_pool(pool, model)
         self._model = model
         self._partition_bytes = partition_bytes
         self.config = config
@@ -369,6 +363,26 @@ class ModelExecutor(Executor):
                 f"{self.max_prefill} of {self.max_tokens} in all; cut the batch, or raise "
                 "max_prefill or max_tokens"
             )
+
+
+def _check_pool(pool: KvPool, model: LayeredModel) -> None:
+    """Raise ArgumentError for a pool whose pages the model's attention cannot use."""
+    if pool.device != model.device:
+        raise ArgumentError(
+            f"the pool is on {pool.device}, the model on {model.device}: make the pool there"
+        )
+    for name in ("num_layers", "num_kv_heads", "head_dim"):
+        has, wanted = getattr(pool.sizes, name), getattr(model.config, name)
+        if has != wanted:
+            raise ArgumentError(
+                f"the pool has {name}={has}, the model {wanted}: make it with the model's sizes"
+            )
+    dtype = model.config.dtype
+    if pool.sizes.dtype not in (dtype, torch.float8_e4m3fn):
+        raise ArgumentError(
+            f"the pool holds {pool.sizes.dtype}, the model is in {dtype}: make it with that, or "
+            f"with {torch.float8_e4m3fn}"
+        )
 
 
 def _device_for(model: LayeredModel, ladder: Ladder | None) -> Device:
