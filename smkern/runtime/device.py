@@ -27,6 +27,9 @@ class Work:
         about: More for the timeline, such as the first layer and the requests.
         left: How many of the kernels are still to be done, at most, once it is launched, by its
             end; asked while it is its lane's first and the queue is full. None: all, to the end.
+
+    Raises:
+        ArgumentError: launches that are no whole number of at least 0.
     """
 
     name: str
@@ -35,6 +38,10 @@ class Work:
     launches: int = 1
     about: dict[str, Any] | None = None
     left: Callable[[Event], int] | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.launches) is not int or self.launches < 0:
+            as_int(f"launches of {self.name!r}", self.launches, 0)
 
 
 def check_launch(lane: object, work: object) -> None:
@@ -47,7 +54,6 @@ def check_launch(lane: object, work: object) -> None:
         raise ArgumentError(
             f"run={shown(work.run)} of {work.name!r}: pass what takes a Place and launches the work"
         )
-    as_int(f"launches of {work.name!r}", work.launches, 0)
     if work.about is not None and not isinstance(work.about, Mapping):
         raise ArgumentError(f"about={shown(work.about)} of {work.name!r}: pass a dict, or None")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.garbage import collect_young
@@ -31,6 +32,15 @@ _FENCE = Work("fence", lambda place: None, launches=0, about={"us": 0.0})
 
 
 Watch = Callable[[Ticket], None]
+Kept = TypeVar("Kept")
+
+
+class _ByLane(dict[Lane, Kept]):
+    """What is kept of each lane; ArgumentError for one that there is not."""
+
+    def __missing__(self, lane: object) -> Kept:
+        check_launch(lane, _FENCE)
+        raise KeyError(lane)
 
 
 class Interleaver:
@@ -89,12 +99,12 @@ class Interleaver:
         self._on_over = on_over
         self._places: dict[tuple[Lane, int | None], Place] = {}
         whole = Place.whole(device.num_sms)
-        self._target: dict[Lane, Place] = dict.fromkeys(LANES, whole)
-        self._place: dict[Lane, Place] = dict.fromkeys(LANES, whole)
+        self._target: _ByLane[Place] = _ByLane(dict.fromkeys(LANES, whole))
+        self._place: _ByLane[Place] = _ByLane(dict.fromkeys(LANES, whole))
         self._aimed: tuple[int | None, int | None] = None, None
         self._can_share = getattr(device, "can_share", True)
         self.shared = False
-        self._queued: dict[Lane, deque[Ticket]] = {lane: deque() for lane in LANES}
+        self._queued: _ByLane[deque[Ticket]] = _ByLane((lane, deque()) for lane in LANES)
         self._launches: dict[Lane, int] = dict.fromkeys(LANES, 0)
         # Work that found no room, and may find some before the lane's first is over.
         self._refused: dict[Lane, Work] = {}
@@ -132,11 +142,12 @@ class Interleaver:
         self._aimed = rung, prefill
 
     def target(self, lane: Lane) -> Place:
-        """Where a lane shall run."""
+        """Where a lane shall run; raises as `queued`."""
         return self._target[lane]
 
     def place_for(self, lane: Lane) -> Place | None:
-        """Where the lane's next launch would run; None: it must wait for the other lane."""
+        """Where the lane's next launch would run; None: it must wait for the other lane. Raises as
+        `queued`."""
         queue = self._queued["prefill" if lane == "decode" else "decode"]
         target, place = self._target[lane], self._place[lane]
         if not queue or self.shared:
@@ -164,11 +175,11 @@ class Interleaver:
             raise
 
     def queued(self, lane: Lane) -> int:
-        """Launches of a lane that no `poll` has seen over."""
+        """Launches of a lane that no `poll` has seen over; ArgumentError for no such lane."""
         return len(self._queued[lane])
 
     def tickets(self, lane: Lane) -> tuple[Ticket, ...]:
-        """Launches of a lane that no `poll` has seen over, in order."""
+        """Launches of a lane that no `poll` has seen over, in order; raises as `queued`."""
         return tuple(self._queued[lane])
 
     def skipped(self, count: int) -> None:

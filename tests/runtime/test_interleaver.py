@@ -174,6 +174,9 @@ def test_what_is_no_lane_no_work_or_no_device_is_refused(lanes: Interleaver) -> 
         lanes.can_launch("decoding")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="pass a Work"):
         lanes.can_launch("decode", print)  # type: ignore[arg-type]
+    for ask in (lanes.queued, lanes.tickets, lanes.target, lanes.place_for, lanes.fence):
+        with pytest.raises(ArgumentError, match="lane='decoding': give one of"):
+            ask("decoding")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"device=\[32\]: pass a CudaDevice"):
         Interleaver([32])  # type: ignore[arg-type]
     assert not lanes.queued("decode")
@@ -184,6 +187,8 @@ def test_what_is_no_lane_no_work_or_no_device_is_refused(lanes: Interleaver) -> 
     [
         ({"run": 3}, "run=3 of 'w': pass what takes a Place"),
         ({"launches": "a"}, "launches of 'w'='a' is no whole number"),
+        ({"launches": 1.5}, r"launches of 'w'=1\.5 is no whole number"),
+        ({"launches": -500}, "launches of 'w'=-500: give a whole number of at least 0"),
         ({"about": 3}, "about=3 of 'w': pass a dict"),
         ({"about": {"us": "1"}}, "'w' takes '1' us: give a size"),
         ({"about": None}, "'w' takes None us: give a size"),
