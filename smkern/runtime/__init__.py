@@ -51,9 +51,11 @@ the interleaver expects of an engine:
 - Two works of a lane never run at the same time; two works of different lanes do, so they share no
   buffer, and pages of a cache change hands when the ticket of their last reader `is_over`.
 - `Work.launches` is how many kernels a work puts into the stream's queue: the driver blocks the
-  caller near 1024, so `can_launch` says no before, but on an empty lane.
-- What `run` raises comes out of `launch`; nothing was queued then. What the device reports comes
-  out of `poll` as DeviceError, and `abandon` gives the launches that are lost.
+  caller near 1024, so `can_launch` says no before, except on an empty lane.
+- What `run` raises comes out of `launch`; there is no ticket then, but part of it may be on the
+  device. Take `fence = lanes.fence(lane)`: once `fence.query()` is True, its buffers are free.
+- What the device reports comes out of `poll` as DeviceError, and `abandon` gives the launches that
+  are lost.
 """
 
 from __future__ import annotations

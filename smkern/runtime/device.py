@@ -148,7 +148,8 @@ class Device(Protocol):
     def launch(self, lane: Lane, place: Place, work: Work) -> Event:
         """Launch behind the lane's earlier work; the event is over when it is.
 
-        What `work.run` raises comes out as it is; nothing was added to the lane then.
+        What `work.run` raises comes out as it is. Part of it may be on the lane then: what is
+        launched next, a fence too, is over behind it.
         """
         ...
 
