@@ -178,6 +178,8 @@ class Request:
             return text, None
         if detokenizer is not None:
             text = (text or "") + detokenizer.finish()
+            if detokenizer.stopped:
+                self.finish_reason = "stop"
         return text, self.became(self.finish_reason)
 
     def became(self, reason: FinishReason) -> Completion:

@@ -62,19 +62,19 @@ def test_the_readme_shows_both_policies():
 def test_the_readmes_first_replay_shows_what_it_says(tmp_path):
     lines = (ROOT / "README.md").read_text().splitlines()
     at = next(n for n, line in enumerate(lines) if line.startswith("smkern replay "))
-    assert "the median first token comes in less than half the time" in lines[at - 1]
+    assert "the median first token comes in 0.23 to 0.62 of the time (five seeds)" in lines[at - 1]
     out = tmp_path / "replay.json"
     words = [*shlex.split(lines[at])[2:], "--out", str(out)]
-    words += ["--seed", "0", "--seed", "1", "--seed", "2"]
+    words += [x for seed in range(5) for x in ("--seed", str(seed))]
     assert CliRunner().invoke(replay_command, words).exit_code == 0
     chunks, ours = (
         [x for x in json.loads(out.read_text())["cells"] if x["provider"] == name]
         for name in ("chunked:margin=0.08", "adaptive")
     )
-    assert len(chunks) == len(ours) == 3
+    assert len(chunks) == len(ours) == 5
     for one, other in zip(chunks, ours, strict=True):
         assert one["case"]["seed"] == other["case"]["seed"]
-        assert other["ttft_ms"]["p50"] < 0.5 * one["ttft_ms"]["p50"]
+        assert 0.225 <= other["ttft_ms"]["p50"] / one["ttft_ms"]["p50"] < 0.625
         assert other["is_met"]
 
 
