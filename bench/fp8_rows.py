@@ -44,8 +44,8 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
         found[f"fp8_{kind}_worst_times_bf16"] = target_row(worst, None, len(times))
         found[f"fp8_{kind}_error_over_bf16"] = _of_errors(cells, mine)
     for peer in INSTALLED:
-        times = list(times_of(cells, every, peer))
-        found[f"fp8_block_times_{peer}"] = target_row(geomean(times), None, len(times))
+        if times := list(times_of(cells, every, peer)):
+            found[f"fp8_block_times_{peer}"] = target_row(geomean(times), None, len(times))
     prompts = [settled(c) for c in ours if c.get("vs_best") and _is_many(c)]
     found["fp8_many_rows_vs_best"] = target_row(geomean(prompts), OVER_BEST, len(prompts))
     leads = [settled(c) for c in ours if c.get("vs_best")]

@@ -148,7 +148,9 @@ def test_sizes_that_ranks_cannot_share_are_named() -> None:
     with pytest.raises(ArgumentError, match="size=65"):
         Shard(0, 65)
     with pytest.raises(ArgumentError, match="rank="):
-        Shard(10**5000, torch.tensor(2))  # type: ignore[arg-type]
+        Shard(10**5000, 2)
+    with pytest.raises(ArgumentError, match="size="):
+        Shard(0, torch.tensor(2))  # type: ignore[arg-type]
 
 
 def test_weights_of_another_rank_are_refused() -> None:
