@@ -40,14 +40,18 @@ WAIT:
 
 
 class Probe:
-    """The loaded probe of one device."""
+    """The loaded probe of one device, whatever device is torch's current one.
+
+    The driver loads into the current context and launches only on streams of that context.
+    """
 
     def __init__(self, device: int) -> None:
         from cuda.bindings import driver
 
         self.device = device
         self._cuda: Any = driver
-        code, module = driver.cuModuleLoadData(_PTX)
+        with torch.cuda.device(device):
+            code, module = driver.cuModuleLoadData(_PTX)
         self._check(code, "cuModuleLoadData")
         code, self._function = driver.cuModuleGetFunction(module, b"record_smid")
         self._check(code, "cuModuleGetFunction")
@@ -73,9 +77,10 @@ class Probe:
 
     def run(self, stream: int, num_ctas: int) -> list[int]:
         """The SM of each of `num_ctas` CTAs on `stream`."""
-        out = self.output(num_ctas)
-        self.launch(stream, out)
-        self._check(self._cuda.cuStreamSynchronize(stream)[0], "cuStreamSynchronize")
+        with torch.cuda.device(self.device):
+            out = self.output(num_ctas)
+            self.launch(stream, out)
+            self._check(self._cuda.cuStreamSynchronize(stream)[0], "cuStreamSynchronize")
         return out.tolist()
 
     def clusters(self, stream: int) -> bool | None:
@@ -92,7 +97,8 @@ class Probe:
             config.hStream = stream
             config.attrs = [attribute]
             config.numAttrs = 1
-            code, count = cuda.cuOccupancyMaxActiveClusters(self._function, config)
+            with torch.cuda.device(self.device):
+                code, count = cuda.cuOccupancyMaxActiveClusters(self._function, config)
         except (AttributeError, TypeError, RuntimeError):
             return None
         return None if int(code) else int(count) > 0
