@@ -126,14 +126,17 @@ class Partition:
 
         self.check_open()
         stack = self._entered.__dict__.setdefault("stack", [])
-        stack.append(torch.cuda.current_stream(self.device))
+        stack.append((torch.cuda.current_device(), torch.cuda.current_stream(self.device)))
         torch.cuda.set_stream(self.stream)
         return self
 
     def __exit__(self, *error: object) -> None:
         import torch
 
-        torch.cuda.set_stream(self._entered.stack.pop())
+        device, stream = self._entered.stack.pop()
+        torch.cuda.set_stream(stream)
+        if device != self.device:  # which `set_stream` has made torch's current one
+            torch.cuda.set_device(device)
 
     def synchronize(self) -> None:
         """Wait for all work on this partition's stream, then on the device.

@@ -125,9 +125,17 @@ class Machine:
     patch: pytest.MonkeyPatch
     current: Any = field(default_factory=lambda: FakeStream(0))
     segments: list[dict[str, int]] = field(default_factory=list)
+    device: int = 0
+    """Torch's current GPU."""
 
     def enter(self, stream: Any) -> None:
+        """As `torch.cuda.set_stream`, which makes the stream's GPU the current one."""
         self.current = stream
+        if stream.device is not None:
+            self.device = stream.device.index
+
+    def set_device(self, index: int) -> None:
+        self.device = index
 
 
 @contextmanager
@@ -152,7 +160,8 @@ def fake_machine(driver: FakeDriver | None = None, info: DeviceInfo = INFO) -> I
             "CUDAGraph": FakeGraph,
             "graph": _captured,
             "is_available": lambda: True,
-            "current_device": lambda: 0,
+            "current_device": lambda: machine.device,
+            "set_device": machine.set_device,
             "current_stream": lambda device=None: machine.current,
             "set_stream": machine.enter,
             "synchronize": lambda device=None: None,

@@ -227,6 +227,20 @@ def test_an_error_inside_leaves_the_partition(ladder, machine: Machine) -> None:
     assert machine.current is outside
 
 
+def test_leaving_a_partition_of_another_gpu_leaves_that_gpu(machine: Machine) -> None:
+    decode, prefill = smkern.ladder([16], device=1).split(decode=16)
+    with decode:
+        assert machine.device == 1
+        with prefill:
+            assert machine.device == 1
+        assert machine.device == 1
+    assert machine.device == 0
+    machine.device = 1
+    with decode:
+        pass
+    assert machine.device == 1
+
+
 def test_after_close_everything_raises(ladder, machine: Machine) -> None:
     decode, _prefill = ladder.split(decode=16)
     with decode.capture() as graph:
