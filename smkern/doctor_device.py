@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -121,7 +123,6 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
     """One finding per table of a GPU (shipped and the user's own), for the cost model and for the
     latency tables."""
     from smkern.tuning.cells import shipped_path, user_path
-    from smkern.tuning.cost_constants import DEFAULTS, load_constants
     from smkern.tuning.families import FAMILIES
 
     gpu, profile = info.name, Profile(info, {})  # what is legal follows from the facts alone
@@ -154,17 +155,20 @@ def table_findings(info: DeviceInfo) -> Iterator[Finding]:
             remedy = "" if name == "shipped" else f"; to tune: {TUNE}"
             detail = f"none for {gpu}{remedy}"
             yield Finding("Tuned tables", name, "absent", detail)
-    own = load_constants(gpu) is not DEFAULTS
-    near = (
-        "those of an H200" if load_constants(gpu, info.capability) is not DEFAULTS else "defaults"
-    )
-    yield Finding(
-        "Tuned tables",
-        "cost model",
-        "ok" if own else "note",
-        f"constants fitted on {gpu}" if own else f"constants are {near}: none were fitted on {gpu}",
-    )
+    yield tried("Tuned tables", "cost model", partial(_cost_model, info))
     yield tried("Tuned tables", "step times", partial(_latency_tables, info))
+
+
+def _cost_model(info: DeviceInfo) -> tuple[Status, str]:
+    """Where the constants of the GEMMs' cost model were fitted."""
+    from smkern.tuning.cost_constants import DEFAULTS, load_constants
+
+    gpu = info.name
+    if load_constants(gpu) is not DEFAULTS:
+        return "ok", f"constants fitted on {gpu}"
+    is_near = load_constants(gpu, info.capability) is not DEFAULTS
+    near = "those of an H200" if is_near else "defaults"
+    return "note", f"constants are {near}: none were fitted on {gpu}"
 
 
 def _latency_tables(info: DeviceInfo) -> tuple[Status, str]:
@@ -193,13 +197,20 @@ def cache_findings() -> Iterator[Finding]:
     """One finding each for smkern's and Triton's cache folders; both can be deleted any time."""
     from platformdirs import user_cache_path
 
-    triton = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    home = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~"))
+    triton = os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"
     for name, folder in (("smkern", user_cache_path("smkern")), ("triton", Path(triton))):
         yield tried("Caches", name, partial(_held, folder))
 
 
 def _held(folder: Path) -> tuple[Status, str]:
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    sizes = []
+    for place, _, names in os.walk(folder):  # leaves out folders that cannot be listed
+        for name in names:
+            with suppress(OSError):  # compilers beside this remove their temporary files
+                found = os.stat(Path(place) / name)
+                if stat.S_ISREG(found.st_mode):
+                    sizes.append(found.st_size)
     held = f"{len(sizes):,} files, {sum(sizes) / 1e6:.1f} MB" if sizes else "nothing yet"
     return "note", f"{folder}: {held}"
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
+from shutil import rmtree
 from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -176,6 +179,46 @@ def test_cache_folders_are_named_with_what_they_hold(tmp_path) -> None:
         ("smkern", f"{tmp_path / 'smkern'}: nothing yet"),
         ("triton", f"{tmp_path / 'kernels'}: 2 files, 0.2 MB"),
     ]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_compilers_remove_meanwhile_is_left_out(tmp_path, monkeypatch) -> None:
+    for name in ("abc", "tmp.pid_1"):
+        (tmp_path / "kernels" / name).mkdir(parents=True)
+        (tmp_path / "kernels" / name / "one.cubin").write_bytes(bytes(100_000))
+    listed = os.scandir
+
+    def removed(path=".") -> Iterator[os.DirEntry]:
+        if str(path).endswith("tmp.pid_1"):
+            rmtree(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", removed)
+    found = [one for one in doctor_device.cache_findings() if one.name == "triton"]
+    assert [(one.status, one.detail) for one in found] == [
+        ("note", f"{tmp_path / 'kernels'}: 1 files, 0.1 MB")
+    ]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_tritons_folder_follows_its_home(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path / "home"))
+    found = [one.detail for one in doctor_device.cache_findings() if one.name == "triton"]
+    assert found == [f"{triton.knobs.cache.dir}: nothing yet"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_constants_that_cannot_be_read_hide_nothing_else(tmp_path, monkeypatch) -> None:
+    (tmp_path / "cost_model.json").write_text("{")
+    monkeypatch.setattr(
+        "smkern.tuning.cost_constants.shipped_path", lambda gpu, name: tmp_path / f"{name}.json"
+    )
+    gpu = replace(H200, name="NVIDIA H200 of this test")
+    found = {one.name: one for one in table_findings(gpu)}
+    assert found["cost model"].status == "failed"
+    assert "holds no constants of the cost model" in found["cost model"].detail
+    assert "step times" in found
 
 
 def test_what_a_check_says_is_not_markup() -> None:
