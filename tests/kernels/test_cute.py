@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
-from dataclasses import replace
+import sys
+from dataclasses import asdict, replace
 from importlib import metadata
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +16,7 @@ import pytest
 
 from smkern.errors import DeviceError
 from smkern.kernels.cute import compile as cute
+from smkern.kernels.cute.worker import main
 from smkern.kernels.fp8.gemm_compile import variant_of as scaled_variant_of
 from smkern.kernels.gemm_compile import compile_variant
 from smkern.kernels.gemm_variants import variant_of
@@ -148,6 +152,47 @@ def test_what_aborts_is_named_and_what_came_before_is_kept(worker, monkeypatch):
         cute._compile([VARIANT, broken])
     remove(monkeypatch)
     assert cute.serves((9, 0), PROBLEM, CONFIG)
+
+
+def test_a_full_disk_leaves_no_part_of_a_cubin_to_be_kept(monkeypatch, tmp_path):
+    """The worker itself, its compiler a stand-in, where files can have 64 KiB."""
+    cubins = iter([b"whole", bytes(1 << 20)])
+    made = SimpleNamespace(
+        compile=lambda *_: SimpleNamespace(artifacts=SimpleNamespace(CUBIN=next(cubins)))
+    )
+    gemm = SimpleNamespace(dtype=None, host=None)
+    runtime = dict.fromkeys(("make_fake_stream", "make_fake_tensor"), lambda *_, **__: None)
+    for name, module in {
+        "cutlass": SimpleNamespace(Int32=int, Int64=int, cute=made),
+        "cutlass.cute": made,
+        "cutlass.cute.runtime": SimpleNamespace(**runtime),
+        "smkern.kernels.cute.gemm": SimpleNamespace(Gemm=lambda variant: gemm),
+        "smkern.kernels.cute.fp8_gemm": SimpleNamespace(ScaledGemm=lambda variant: gemm),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    asked = [("Variant", asdict(VARIANT))] * 2
+    monkeypatch.setattr(sys, "stdin", StringIO(json.dumps(asked)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            main(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.glob("*.out")] == [
+        ("0.out", b"whole")
+    ]
+
+
+def test_what_a_compiler_says_need_not_be_text(monkeypatch, tmp_path):
+    said = tmp_path / "python"
+    said.write_text("#!/bin/sh\nprintf 'LLVM ERROR: \\377' >&2\nexit 6\n")
+    said.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    monkeypatch.setattr(sys, "executable", str(said))
+    with pytest.raises(DeviceError, match=r"does not compile .*exit status 6.*LLVM ERROR"):
+        compile_variant(VARIANT)
 
 
 def test_what_hangs_is_named_and_killed(worker):

@@ -207,8 +207,8 @@ def _compile(variants: Sequence[Kernel]) -> list[bytes]:
         asked = json.dumps([(type(each).__name__, asdict(each)) for each in variants])
         try:
             done = subprocess.run(
-                command, input=asked, capture_output=True, text=True, env=environment,
-                timeout=COMPILE_S * len(variants), check=False,
+                command, input=asked, capture_output=True, text=True, errors="replace",
+                env=environment, timeout=COMPILE_S * len(variants), check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise DeviceError(
