@@ -50,6 +50,14 @@ def test_layers_of_other_kinds_are_left_alone() -> None:
     assert swap_linear(model) == ()
 
 
+def test_a_layer_whose_forward_was_replaced_is_left_alone() -> None:
+    hooked, plain = (nn.Linear(64, 64).bfloat16() for _ in range(2))
+    inner = hooked.forward
+    hooked.forward = lambda *args: inner(*args)  # as hooks of accelerate do
+    assert swap_linear(nn.Sequential(hooked, plain)) == ("1",)
+    assert type(hooked) is nn.Linear
+
+
 def test_a_gradient_raises() -> None:
     layer = Linear(64, 48, dtype=torch.bfloat16)
     with pytest.raises(ArgumentError, match=r"torch.no_grad\(\), or leave this layer out"):

@@ -45,7 +45,8 @@ def swap_linear(
     """Make a model's linear layers run `smkern.gemm`, in place; parameters stay where they are.
 
     Layers of other classes than `torch.nn.Linear` (quantised, sharded, adapted) are left alone, as
-    are those of a dtype that the GEMM does not have.
+    are those of a dtype that the GEMM does not have, and those whose `forward` was replaced, as
+    accelerate does where a model lies on several devices: swap before that.
 
     Args:
         model: Any module.
@@ -63,7 +64,10 @@ def swap_linear(
     chosen = {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) is nn.Linear and layer.weight.dtype in served and only(name, layer)
+        if type(layer) is nn.Linear
+        and "forward" not in vars(layer)  # which would go on to run torch's
+        and layer.weight.dtype in served
+        and only(name, layer)
     }
     for layer in chosen.values():
         layer.__class__ = Linear
