@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,8 @@ class ProfileFile:
         except (OSError, UnicodeDecodeError) as error:
             raise self._error(f"cannot be read ({error})") from error
         *lines, last = text.split("\n")  # nothing, or what is left of a line that was being written
-        del last
+        if not lines and last:
+            raise self._error(f"does not begin with its provenance: {last:.120}")
         if not lines:
             return {}, []
         meta = self._meta(lines[0])
@@ -156,10 +157,11 @@ class ProfileFile:
         write_whole(self.path, _head(self._meta(head) | dict(meta)) + lines)
 
     def resume(self, meta: Mapping[str, Any]) -> list[Measured]:
-        """What is there, of the same GPU, model and kernels; a line that was cut short is removed.
+        """What is there, of the same GPU, model and kernels; a line that was cut short is removed,
+        and with it the one before of the same cell.
 
         Raises:
-            TableError: the file is of another GPU, model or kernels.
+            TableError: no profile, or one of another GPU, model or kernels.
         """
         known, found = self.load()
         if not known:
@@ -171,8 +173,12 @@ class ProfileFile:
                     f"was measured with {name}={known.get(name)!r}, not {meta[name]!r}"
                 )
         text = self.path.read_text(encoding="utf-8")
-        if not text.endswith("\n"):
-            write_whole(self.path, text[: text.rfind("\n") + 1])
+        whole = text[: text.rfind("\n") + 1]
+        if _lacks_a_lane(found):
+            whole = whole[: whole.rfind("\n", 0, -1) + 1]
+            found.pop()
+        if whole != text:
+            write_whole(self.path, whole)
         return found
 
     def add(self, lines: list[Measured]) -> None:
@@ -199,6 +205,13 @@ class ProfileFile:
 
     def _error(self, what: str) -> TableError:
         return TableError(f"{self.path} {what}; {REMEDY}")
+
+
+def _lacks_a_lane(lines: Sequence[Measured]) -> bool:
+    """Whether the last cell is a pair of which only the first lane's line was written."""
+    if not lines or lines[-1].sample.beside is None:
+        return False
+    return len(lines) < 2 or lines[-2].cell != lines[-1].cell
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,6 +344,28 @@ def test_the_command_notes_times_of_gemms_once_and_reads_its_file_once(launches,
     assert [line.cell for line in found.lines] == [cells[i].name for i in (0, 1, 2, 2, 3)]
 
 
+@pytest.mark.parametrize("cut", [1, 9])
+def test_of_a_pair_that_was_cut_short_nothing_stays(cut: int, tmp_path: Path) -> None:
+    pair = [Measured("c", LINES[1].sample)] * 2
+    file = ProfileFile(tmp_path / "p.jsonl")
+    for before in ([], LINES[:1]):
+        file.begin(META)
+        file.add([*before, *pair])
+        assert file.resume(META) == [*before, *pair]
+        lines = file.path.read_text().splitlines(keepends=True)
+        file.path.write_text("".join(lines[:-1]) + lines[-1][: cut - 1])
+        assert file.resume(META) == before
+        assert file.load() == (META, before)
+
+
+def test_what_is_no_profile_is_not_written_over(launches: ModelLaunches, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text('{"cells": []}')
+    with pytest.raises(TableError, match="does not begin with its provenance"):
+        profiled(launches, path, list(CELLS.values()), None, "--resume")
+    assert path.read_text() == '{"cells": []}'
+
+
 @pytest.mark.parametrize("name", ["gpu", "model", "kernels"])
 def test_a_profile_of_something_else_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
     file = ProfileFile(tmp_path / "p.jsonl")
