@@ -61,7 +61,9 @@ def _gpu() -> JsonDict:
 
 def _commit() -> str:
     """The checkout's commit, from git or, in a copy without it, from SMKERN_COMMIT."""
-    root = Path(__file__).resolve().parents[2]
+    root, told = Path(__file__).resolve().parents[2], os.environ.get("SMKERN_COMMIT", "unknown")
+    if not (root / ".git").exists():  # git would describe whose folders this was installed into
+        return told
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
@@ -72,7 +74,7 @@ def _commit() -> str:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("SMKERN_COMMIT", "unknown")
+        return told
     return found.stdout.strip()
 
 
