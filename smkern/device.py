@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.errors import BudgetError, DeviceError
-from smkern.limits import shown
+from smkern.limits import as_index, shown
 
 if TYPE_CHECKING:
     import torch
@@ -211,6 +211,12 @@ def _gpu(index: int | None) -> int:
     if index is None:
         return torch.cuda.current_device()
     count = torch.cuda.device_count()
+    try:
+        index = as_index(index)
+    except (TypeError, RuntimeError):  # RuntimeError: whatever a value's own code says
+        raise DeviceError(
+            f"{shown(index)} is no GPU's index: give a whole number from 0 to {count - 1}"
+        ) from None
     if not 0 <= index < count:
         raise DeviceError(f"no GPU {index}: this machine has 0 to {count - 1}")
     return index

@@ -151,6 +151,15 @@ def test_a_gpus_folder_is_one_and_its_own_name(name):
     assert gpu_folder(folder) == folder
 
 
+@pytest.mark.parametrize("index", ["cuda:0", 0.0, torch.device("cuda", 0), torch.tensor(0)])
+def test_what_is_no_index_of_a_gpu_is_named(monkeypatch, index):
+    gpus.install(monkeypatch, gpus.H200)
+    with pytest.raises(DeviceError, match="is no GPU's index: give a whole number from 0 to 0"):
+        device_info(index)
+    with pytest.raises(DeviceError, match="is no GPU's index"):
+        smkern.ladder([16], device=index)
+
+
 @pytest.mark.parametrize("index", [-1, 1, 99])
 def test_a_gpu_that_is_not_there(monkeypatch, index):
     monkeypatch.setattr(device, "has_gpu", lambda: True)

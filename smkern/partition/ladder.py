@@ -44,11 +44,14 @@ class Ladder:
             BudgetError: no such rung.
             PartitionError: the ladder is closed.
         """
-        found = self._splits.get(decode)
+        try:
+            found = self._splits.get(decode)
+        except (TypeError, RuntimeError):  # what has no hash
+            found = None
         if found is None:
             raise BudgetError(
-                f"this ladder has no rung of {decode} decode SMs; it has {list(self.rungs)}. "
-                "Name the rungs you need: smkern.ladder([...])"
+                f"this ladder has no rung of {shown(decode)} decode SMs; it has "
+                f"{list(self.rungs)}. Name the rungs you need: smkern.ladder([...])"
             )
         found.decode.check_open()
         return found

@@ -175,6 +175,8 @@ def test_without_green_contexts_green_is_refused(machine: Machine) -> None:
 def test_an_unknown_rung_names_the_known_ones(ladder: smkern.Ladder) -> None:
     with pytest.raises(BudgetError, match=r"no rung of 24 .* has \[16, 32\]"):
         ladder.split(decode=24)
+    with pytest.raises(BudgetError, match=r"no rung of \[16\] .* has \[16, 32\]"):
+        ladder.split(decode=[16])  # type: ignore[arg-type]
 
 
 PROBES = 7
