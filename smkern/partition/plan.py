@@ -64,7 +64,8 @@ def plan_ladder(
     Args:
         info: facts of the GPU.
         decode_sms: SM counts of the decode sides, multiples of `atom`; by default every multiple
-            of 8 that leaves prefill 8 or more, or of `atom` on fewer than 16 SMs.
+            of 8 that leaves prefill 8 or more; in steps of the next multiple of `atom` where that
+            does not divide 8, and of `atom` on too few SMs for two sides of so many.
         atom: SMs that move together; by default the device's granularity.
 
     Raises:
@@ -102,6 +103,8 @@ def plan_ladder(
 
 
 def _default_rungs(info: DeviceInfo, atom: int) -> list[int]:
-    """Steps of 8; a MIG slice may have too few SMs for two sides of 8."""
-    step = max(DEFAULT_STEP if info.num_sms >= 2 * DEFAULT_STEP else atom, atom)
+    """Steps of 8, or of the next whole atoms; a slice may have too few SMs for two such sides."""
+    step = -(-DEFAULT_STEP // atom) * atom
+    if 2 * step > info.num_sms:
+        step = atom
     return list(range(step, info.num_sms - step + 1, step))

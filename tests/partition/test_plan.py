@@ -41,6 +41,15 @@ def test_a_slice_of_few_sms_has_rungs() -> None:
     assert str(plan_ladder(gpus.SLICE)).startswith("1 rung of the 16 SMs")
 
 
+@pytest.mark.parametrize("info", [gpus.H200, *gpus.FOREIGN], ids=gpus.by_name)
+def test_any_atom_that_is_taken_has_default_rungs(info) -> None:
+    for atom in range(1, info.num_sms // 2 + 1):
+        rungs = plan_ladder(info, atom=atom).rungs
+        assert rungs
+        assert all(n % atom == 0 and n <= info.num_sms - rungs[0] for n in rungs)
+    assert plan_ladder(gpus.H200, atom=6).rungs == tuple(range(12, 121, 12))
+
+
 def test_named_rungs_and_atoms() -> None:
     assert plan_ladder(gpus.B200, [64, 16]).rungs == (16, 64)
     assert plan_ladder(gpus.A100, atom=12).rungs == tuple(range(12, 97, 12))
