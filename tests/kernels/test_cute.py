@@ -39,10 +39,12 @@ class Worker:
         asked = json.loads(input)
         self.calls.append(asked)
         assert env["CUTE_DSL_ARCH"] == "sm_90a"
-        if self.hangs:
+        if self.hangs and not self.broken:
             raise subprocess.TimeoutExpired(command, timeout)
         for i, (_, values) in enumerate(asked):
             if values["activation"] == self.broken:
+                if self.hangs:
+                    raise subprocess.TimeoutExpired(command, timeout)
                 return SimpleNamespace(returncode=-6, stderr="LLVM ERROR: no such layout")
             columns = values.get("block_y") or values["block_n"]
             cubin = f"\x7fELF .text.kernel_{columns}\0 {len(self.calls)}"
@@ -199,6 +201,15 @@ def test_what_hangs_is_named_and_killed(worker):
     worker.hangs = True
     with pytest.raises(DeviceError, match=r"did not compile .* within 120 s and was killed"):
         compile_variant(VARIANT)
+
+
+def test_what_hangs_among_others_is_the_one_named_and_what_came_before_is_kept(worker, monkeypatch):
+    hanging = variant_of(replace(PROBLEM, epilogue=Epilogue(activation="gelu")), CONFIG, 90)
+    worker.hangs, worker.broken = True, "gelu"
+    with pytest.raises(DeviceError, match=r"did not compile .*gelu.* within 240 s and was killed"):
+        cute._compile([VARIANT, hanging])
+    remove(monkeypatch)
+    assert cute.serves((9, 0), PROBLEM, CONFIG)
 
 
 def test_more_shared_memory_than_a_cta_has_is_refused_before_compiling(worker):
