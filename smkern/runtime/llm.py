@@ -21,7 +21,7 @@ from smkern.models.quantization import KINDS, Kind
 from smkern.models.sampling import MAX_SEED, SamplingParams
 from smkern.models.tokenizer import Tokenizer, load_tokenizer
 from smkern.models.weights import Weights
-from smkern.ops.checks import as_int
+from smkern.ops.checks import as_int, check_page_size
 from smkern.ops.warming import Bar
 from smkern.partition import Partition
 from smkern.policies import Chunked
@@ -129,6 +129,7 @@ class LLM:
     ) -> None:
         as_int("max_batch", max_batch, 1)
         as_int("max_step_tokens", max_step_tokens, 1)
+        check_page_size(page_size)
         seed = as_int("seed", seed, 0, MAX_SEED)
         if weights is not None and not isinstance(weights, Weights):
             raise ArgumentError(f"weights={shown(weights)}: pass Weights, or None")

@@ -331,6 +331,12 @@ def test_a_model_that_is_none_is_named() -> None:
         make_llm(max_context=500)
 
 
+@pytest.mark.parametrize("page_size", [0, None, "16", 48])
+def test_a_page_size_that_is_none_is_named(page_size: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"page_size='?{page_size}"):
+        make_llm(page_size=page_size, num_pages=None)
+
+
 def test_weights_of_ones_own() -> None:
     config, prompt = tiny(), random_prompts([9])
     weights = Weights.random(config, 11)
