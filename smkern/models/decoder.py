@@ -100,7 +100,8 @@ class Decoder:
                 "shard=tp.shard, or leave tp out where they are whole"
             )
         config = shard.config(config)
-        if weights.config != config:
+        # What ends a text is no matter of weights: generation_config.json may add tokens.
+        if weights.config.replace(eos_token_ids=config.eos_token_ids) != config:
             raise ConfigError(
                 f"weights of {weights.config} for a decoder of {config}: load them with this "
                 "configuration"

@@ -28,7 +28,7 @@ from smkern.policies import Chunked
 from smkern.runtime.executor import MemoryReport
 from smkern.runtime.handle import Handle, Output
 from smkern.runtime.input_processor import Prompt, as_list, for_each
-from smkern.runtime.loading import find_tokenizer, find_weights, kv_sizes
+from smkern.runtime.loading import check_kind, find_tokenizer, find_weights, kv_sizes
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.multiplexer import Multiplexer
@@ -52,7 +52,8 @@ class LLM:
     Args:
         model: A folder with config.json, safetensors and maybe a tokenizer; or a preset's name or a
             configuration, with random weights.
-        weights: Instead of the folder's, or of random ones.
+        weights: Instead of the folder's, or of random ones; quantized or not, whatever the
+            configuration says.
         device: Device of weights that are loaded or drawn. None: the GPU where there is one, else
             the CPU.
         dtype: Dtype of weights and activations, or "fp8-block", "fp8-channel" or "fp8-tensor" for
@@ -153,7 +154,9 @@ class LLM:
                     config, folder, torch_device(device), dtype, seed, ranks.shard, progress
                 ),
             )
-            config = config.replace(quantization=weights.config.quantization)
+        elif isinstance(dtype, str):
+            check_kind(weights, dtype)
+        config = config.replace(quantization=weights.config.quantization)
         self.config = config
         self.decoder = Decoder(config, weights, max_position=max_context, tp=ranks.tp)
         ranks.fuse(self.decoder)

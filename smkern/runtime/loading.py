@@ -47,6 +47,21 @@ def find_weights(
     return loaded if kind is None or given is not None else quantize(loaded, kind)
 
 
+def check_kind(weights: Weights, kind: Kind) -> None:
+    """Raise ConfigError for weights that a caller brought and that are not stored in this kind."""
+    given = weights.config.quantization
+    if given is None:
+        raise ConfigError(
+            f"dtype={kind!r} with weights that are not quantized: pass "
+            f"smkern.models.quantize(weights, {kind!r}), or leave dtype out"
+        )
+    if given.kind != kind:
+        raise ConfigError(
+            f"dtype={kind!r} with weights that are {given.kind!r}: leave dtype out, or quantize "
+            "those that they were made of"
+        )
+
+
 def kv_sizes(config: ModelConfig, page_size: int, dtype: torch.dtype | None) -> KvSizes:
     """Sizes of a model's pool.
 

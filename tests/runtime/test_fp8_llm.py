@@ -15,7 +15,8 @@ import smkern
 from smkern import LLM
 from smkern.errors import ArgumentError, ConfigError
 from smkern.kv import KvPool, KvSizes
-from smkern.models import Decoder, ModelConfig, Weights, quantize
+from smkern.models import Decoder, ModelConfig, Weights, calibrate_kv, quantize
+from smkern.models.loader import SINGLE
 from tests.models.fp8_checkpoints import CONFIGS, SIZES, write
 from tests.models.generation import greedy, make_llm, random_prompts, tiny
 from tests.models.peers import assert_same, hf_config
@@ -61,6 +62,33 @@ def test_a_folder_is_quantized_when_it_is_loaded(tmp_path: Path):
     llm = make_llm(tmp_path, dtype="fp8-block")
     assert_same(llm.decoder.weights, quantize(plain, "fp8-block"))
     assert len(_tokens(llm)) == 3
+
+
+def test_weights_made_of_a_folders_are_served_with_it(tmp_path: Path):
+    """Quantized and calibrated, though config.json knows neither that nor all tokens that end."""
+    config = hf_config("qwen3", **SIZES, dtype="float32", eos_token_id=5)
+    config.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    plain = Weights.random(ModelConfig.from_hf(config), 5)
+    save_file({name: x.clone() for name, x in plain.named().items()}, tmp_path / SINGLE)
+    loaded = Weights.load(tmp_path)
+    assert _tokens(make_llm(tmp_path, weights=loaded)) == _tokens(make_llm(tmp_path))
+    made = calibrate_kv(quantize(loaded, "fp8-channel"), PROMPTS)
+    for dtype in (None, "fp8-channel"):
+        llm = make_llm(tmp_path, weights=made, dtype=dtype, kv_dtype=FP8)
+        assert llm.config.eos_token_ids == (5, 7)
+        assert llm.config.quantization == made.config.quantization
+        assert llm.decoder.weights is made
+        assert len(_tokens(llm)) == 3
+
+
+def test_given_weights_are_of_the_dtype_that_is_asked_for():
+    plain = Weights.random(tiny(), 3)
+    made = quantize(plain, "fp8-channel")
+    with pytest.raises(ConfigError, match=r"not quantized: pass .*quantize\(weights, 'fp8-tensor"):
+        make_llm(weights=plain, dtype="fp8-tensor")
+    with pytest.raises(ConfigError, match="'fp8-tensor' with weights that are 'fp8-channel'"):
+        make_llm(weights=made, dtype="fp8-tensor")
 
 
 def test_a_pool_in_fp8():
