@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError, ConfigError
-from smkern.limits import FP8_MAX
+from smkern.limits import FP8_MAX, FP8_NEGLIGIBLE, shown
 from smkern.models.activations import ActivationBuffers
 from smkern.models.decoder import Decoder
 from smkern.models.layered import all_layers
@@ -25,16 +27,17 @@ PAGE_SIZE = 16
 def calibrate_kv(weights: Weights, prompts: Sequence[Sequence[int]]) -> Weights:
     """Weights with a scale for keys and one for values of each layer's fp8 cache.
 
-    The largest magnitude in the caches of these prompts gets half of e4m3's largest. Prompts run
-    one after another, on the weights' device, and the head does not.
+    The largest magnitude in the caches of these prompts gets half of e4m3's largest; where it is
+    below 2^-100 the scale is 1. Prompts run one after another, on the weights' device, and the head
+    does not.
 
     Args:
         weights: A whole model's; not changed.
         prompts: Token ids as the model will meet them; some thousand tokens of ordinary text.
 
     Raises:
-        ArgumentError: no prompts, or one that is empty, longer than the model's context or holds
-            ids outside the vocabulary.
+        ArgumentError: no prompts, or one that is no list of token ids, empty, longer than the
+            model's context or holds ids outside the vocabulary.
         ConfigError: a rank's part of a model, or keys or values that are not finite.
 
     Example:
@@ -53,7 +56,8 @@ def calibrate_kv(weights: Weights, prompts: Sequence[Sequence[int]]) -> Weights:
             f"weights of rank {weights.shard.rank} of {weights.shard.size}: calibrate the whole "
             "model's, and load its parts with these scales"
         )
-    longest = _longest(weights, prompts)
+    prompts = _checked(weights, prompts)
+    longest = max(map(len, prompts))
     decoder = Decoder(weights.config, weights, max_position=longest)
     activations = ActivationBuffers(weights.config, longest, 1, decoder.device)
     most = torch.zeros(weights.config.num_layers, 2, dtype=torch.float32, device=decoder.device)
@@ -64,26 +68,41 @@ def calibrate_kv(weights: Weights, prompts: Sequence[Sequence[int]]) -> Weights:
             "keys or values of these prompts are not finite: look at the weights before caches are "
             "calibrated"
         )
-    scales = torch.where(most > 0, most * (ROOM / FP8_MAX), 1.0)
+    # One over a smaller scale may be no finite number, which would make NaNs of the cache's zeros.
+    scales = torch.where(most < FP8_NEGLIGIBLE, 1.0, most * (ROOM / FP8_MAX))
     return replace(weights, kv_scales=scales)
 
 
-def _longest(weights: Weights, prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens of the longest prompt, once all are known to be served."""
+def _checked(weights: Weights, prompts: Any) -> list[list[int]]:
+    """The prompts as lists, which may be read more than once, once all are known to be served."""
     config = weights.config
-    lengths = [len(prompt) for prompt in prompts]
+    try:
+        found = [list(prompt) for prompt in prompts]
+    except TypeError as reason:
+        raise ArgumentError(
+            f"prompts={shown(prompts)} ({reason}): pass lists of token ids"
+        ) from None
+    lengths = [len(prompt) for prompt in found]
     if not lengths or not 0 < min(lengths) <= max(lengths) <= config.max_position:
         raise ArgumentError(
             f"prompts of {lengths[:8]} tokens: give at least one prompt, each of 1 to "
             f"{config.max_position} tokens"
         )
-    for index, prompt in enumerate(prompts):
-        if not all(0 <= int(token) < config.vocab_size for token in prompt):
+    for number, prompt in enumerate(found):
+        odd = [token for token in prompt if not _is_token(token, config.vocab_size)]
+        if odd:
             raise ArgumentError(
-                f"prompt {index} holds ids outside of 0 to {config.vocab_size - 1}: use the "
-                "model's own tokenizer"
+                f"prompt {number} holds ids outside of 0 to {config.vocab_size - 1}, the first is "
+                f"{shown(odd[0])}: use the model's own tokenizer"
             )
-    return max(lengths)
+    return [[int(token) for token in prompt] for prompt in found]
+
+
+def _is_token(token: Any, vocab_size: int) -> bool:
+    try:
+        return 0 <= index(token) < vocab_size
+    except TypeError:  # no whole number
+        return False
 
 
 def _largest(decoder: Decoder, activations: ActivationBuffers, prompt: Sequence[int]) -> Tensor:

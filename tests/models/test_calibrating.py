@@ -59,6 +59,30 @@ def test_values_that_are_zero_keep_their_scale():
     assert scales[0, 0] < 1
 
 
+def test_values_next_to_nothing_make_no_nan_of_zeros():
+    """One over their scale would be infinite, and that times zero NaN."""
+    config = ModelConfig.from_hf(hf_config("llama")).replace(dtype=torch.float32)
+    weights = Weights.random(config)
+    values = weights.layers[0].qkv[-config.kv_size :]
+    values.mul_(1e-38)
+    values[1].zero_()
+    made = calibrate_kv(weights, [[1, 2]])
+    assert made.kv_scales is not None
+    assert made.kv_scales[0, 1] == 1
+    session = Session.make(Decoder(config, made), 1, cache_dtype=FP8)
+    assert bool(session.logits([[1, 2, 3]]).isfinite().all())
+
+
+def test_prompts_may_be_read_once():
+    config = ModelConfig.from_hf(hf_config("llama")).replace(dtype=torch.float32)
+    weights, texts = Weights.random(config), [[1, 2, 3], [5, 8]]
+    want = calibrate_kv(weights, texts).kv_scales
+    made = calibrate_kv(weights, (iter(text) for text in texts)).kv_scales  # type: ignore[misc]
+    assert made is not None
+    assert want is not None
+    assert torch.equal(made, want)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -66,6 +90,10 @@ def test_values_that_are_zero_keep_their_scale():
         ([[1], []], r"prompts of \[1, 0\] tokens"),
         ([[1] * 513], r"prompts of \[513\] tokens: .* 1 to 512 tokens"),
         ([[1], [199]], r"prompt 1 holds ids outside of 0 to 198"),
+        ([[1, 1.5]], r"prompt 0 holds ids outside of 0 to 198, the first is 1\.5: use"),
+        (["a text"], r"prompt 0 holds ids outside of 0 to 198, the first is 'a': use"),
+        ([1, 2], r"prompts=\[1, 2\] \(.*\): pass lists of token ids"),
+        (None, r"prompts=None \(.*\): pass lists of token ids"),
     ],
 )
 def test_prompts_that_cannot_run(given: Any, message: str):
