@@ -220,6 +220,7 @@ def fill(
                 _put_scale(known, tensor, place)
             else:
                 _check(name, tensor, place, source, convert)
+                _check_range(name, tensor, place, source)
                 place.copy_(tensor)
             told(done + 1)
 
@@ -256,6 +257,20 @@ def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool)
         raise WeightsError(
             f"{name} in {source} is {tensor.dtype}, the configuration says {place.dtype}: pass "
             f"dtype={place.dtype} to convert, or set dtype in config.json"
+        )
+
+
+def _check_range(name: str, tensor: Tensor, place: Tensor, source: str) -> None:
+    """Raise WeightsError for values that a conversion to fp16 would make infinite."""
+    if place.dtype is not torch.float16 or tensor.dtype is torch.float16:
+        return
+    if tensor.device.type == "meta" or not tensor.numel():
+        return
+    ends = torch.stack(tensor.aminmax())
+    if bool(ends.to(torch.float16).isinf().any()):
+        raise WeightsError(
+            f"{name} in {source} holds values of {ends[0]:g} to {ends[1]:g}, torch.float16 ends at "
+            f"{torch.finfo(torch.float16).max:g}: convert it to torch.bfloat16"
         )
 
 

@@ -186,7 +186,7 @@ class Weights:
             ConfigError: config.json is missing or is not served, or sizes that so many ranks
                 cannot share.
             WeightsError: files or tensors that are missing, extra, mis-shaped, of another dtype,
-                truncated or corrupt, by name.
+                truncated, corrupt or beyond the range of fp16 where that is asked for, by name.
         """
         return load(
             as_path("path", path),
@@ -216,7 +216,8 @@ class Weights:
             shard: Which part to keep.
 
         Raises:
-            WeightsError: tensors that are missing, extra or mis-shaped, by name.
+            WeightsError: tensors that are missing, extra, mis-shaped or beyond the range of fp16
+                where that is the dtype, by name.
         """
         if not isinstance(tensors, Mapping):
             raise WeightsError(f"tensors are a {type(tensors).__name__}: pass a mapping by name")

@@ -63,6 +63,19 @@ def test_conversion_is_asked_for(folder: Path):
         Weights.load(folder)
 
 
+@pytest.mark.parametrize("value", [1e5, -65520.0])
+def test_values_beyond_fp16_are_not_made_infinite(folder: Path, value: float):
+    tensors = load_file(folder / SINGLE)
+    tensors[NORM][3] = 65504.0
+    save_file(tensors, folder / SINGLE)
+    assert Weights.load(folder, dtype=torch.float16).final_norm[3] == 65504
+    tensors[NORM][3] = value
+    save_file(tensors, folder / SINGLE)
+    with pytest.raises(WeightsError, match=rf"{NORM} in .*{value:g}.* ends at 65504: convert"):
+        Weights.load(folder, dtype=torch.float16)
+    assert Weights.load(folder, dtype=torch.bfloat16).final_norm[3].isfinite()
+
+
 def test_fewer_layers_of_a_larger_file(folder: Path):
     config = ModelConfig.from_hf(folder).replace(num_layers=1)
     one, all_layers = Weights.load(folder, config=config), Weights.load(folder)
