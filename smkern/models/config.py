@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from smkern.errors import ConfigError
 from smkern.limits import FP8_BLOCK, HEAD_DIMS
 from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, check_count, dtypes
-from smkern.models.from_hf import fields_from_hf
+from smkern.models.from_hf import fields_from_hf, token_ids
 from smkern.models.hub import read_json
 from smkern.models.quantization import Quantization
 from smkern.rope import Rope
@@ -48,7 +48,7 @@ class ModelConfig:
         moe: The mixture of experts, or None.
         initializer_range: Standard deviation of random weights.
         dtype: Dtype of weights and activations; of a quantized model of what is not fp8.
-        eos_token_ids: Tokens that end a text.
+        eos_token_ids: Tokens that end a text; of one, of a list or of None a tuple is made.
         quantization: How the linear layers are stored in fp8, or None.
 
     Raises:
@@ -109,6 +109,8 @@ class ModelConfig:
                 raise ConfigError(f"{name}={value!r:.40}: give a finite number of at least 0")
         if not isinstance(self.tied, bool):
             raise ConfigError(f"tied={self.tied!r}: give True or False")
+        eos = token_ids("eos_token_ids", self.eos_token_ids)
+        object.__setattr__(self, "eos_token_ids", eos)
         if self.dtype is _BF16:
             object.__delattr__(self, "dtype")
         elif not any(self.dtype is served for served in dtypes()):

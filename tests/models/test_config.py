@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -261,3 +262,18 @@ def test_replace_is_checked():
 
 def _title(family: str) -> str:
     return "".join(word.title() for word in family.split("_"))
+
+
+@pytest.mark.parametrize(
+    ("given", "want"), [(5, (5,)), ([5, 7], (5, 7)), (None, ()), ((5,), (5,)), ((), ())]
+)
+def test_end_tokens_are_a_tuple(given: Any, want: tuple[int, ...]):
+    config = preset("qwen3-8b").replace(eos_token_ids=given)
+    assert config.eos_token_ids == want
+    assert hash(config) == hash(preset("qwen3-8b").replace(eos_token_ids=want))
+
+
+@pytest.mark.parametrize("given", ["2", ("a",), (1.5,), (True,), 1 << 40])
+def test_end_tokens_that_are_none_are_named(given: Any):
+    with pytest.raises(ConfigError, match=r"eos_token_ids=.*: give a token id, a list of them"):
+        preset("qwen3-8b").replace(eos_token_ids=given)
