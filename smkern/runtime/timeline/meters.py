@@ -187,9 +187,11 @@ class _Move:
 
     @property
     def host_us(self) -> float:
-        """Host time of the first launch, from the latest decision before it."""
+        """Host time of the first launch, from the latest decision before it that is remembered."""
         first_us = min(self.launched_us.values())
-        return first_us - max(at_us for at_us in self.asked_us if at_us <= first_us)
+        before = (at_us for at_us in self.asked_us if at_us <= first_us)
+        # A launch is seen over long after it was made: by then all before it may be forgotten.
+        return first_us - max(before, default=self.at_us)
 
 
 class SwitchMeter(Reader):

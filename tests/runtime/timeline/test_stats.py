@@ -13,7 +13,7 @@ from smkern.latency.cost import Costs, Load, kernels_of, total_bytes, total_flop
 from smkern.models.presets import preset
 from smkern.policies import Decision
 from smkern.runtime.place import LANES, Place
-from smkern.runtime.timeline.meters import L2_BYTES, Distribution, Rate, Samples
+from smkern.runtime.timeline.meters import ASKED, L2_BYTES, Distribution, Rate, Samples
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from tests.runtime.timeline.timelines import NUM_SMS, Script, waiting
 
@@ -130,6 +130,18 @@ def test_a_side_without_work_does_not_keep_a_switch_open():
 def test_launches_from_before_a_decision_are_no_moves():
     found = switches(("decode", DECODE_32, 99), ("prefill", PREFILL_32, 102), at_us=100)
     assert found.host_us.count == 1
+
+
+def test_a_launch_may_outlast_the_decisions_that_are_remembered():
+    script = Script()
+    counts = StatsMeter(script.timeline)
+    script.decided(0.0, Decision(rung=32))
+    for number in range(ASKED + 1):
+        script.decided(10.0 + number, Decision(rung=32))
+    script.ran("prefill", 5, 900, launched_us=4, place=PREFILL_32)
+    script.decided(901.0, Decision(rung=None))
+    found = counts.stats().switches
+    assert (found.count, found.host_us.count, found.host_us.max) == (2, 1, 4)
 
 
 def test_rates_are_those_of_the_sizes():
