@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from operator import index
@@ -50,7 +51,15 @@ def load(path: Path) -> Trace:
     try:
         data = read_whole(path)
         return from_json(parse(gzip.decompress(data) if path.suffix == ".gz" else data))
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise ArgumentError(
             f"{path} is not a timeline ({type(error).__name__}: {error}); give a file that "
             "Timeline.save wrote"

@@ -209,6 +209,7 @@ def test_unknown_objects_in_about_are_written_as_text(tmp_path):
         ("t.json", b""), ("t.json", b"{"), ("t.json", b"[]"), ("t.json", b"{}"),
         ("t.json", b'{"otherData": {"format": "other"}, "traceEvents": []}'),
         ("t.json.gz", gzip.compress(b"{}" * 100, mtime=0)[:20]),
+        ("t.json.gz", gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20),
     ],
 )  # fmt: skip
 def test_other_files_are_refused(tmp_path, name, contents):
