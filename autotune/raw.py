@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,12 +82,17 @@ def load(path: Path) -> list[GemmMeasurement]:
     """All measurements of a GEMM's file; a half-written last line is left out.
 
     Raises:
-        TableError: another line is no measurement.
+        TableError: the file cannot be read, or another line is no measurement.
     """
     found = []
     opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        lines = file.read().splitlines()
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise TableError(
+            f"{path} cannot be read ({error}); give a whole file that smkern autotune --raw wrote"
+        ) from error
     for number, line in enumerate(lines, 1):
         try:
             row = parse(line)

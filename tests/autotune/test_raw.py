@@ -1,5 +1,6 @@
 """The record of every measured candidate."""
 
+import gzip
 from dataclasses import replace
 from math import isnan, nan
 
@@ -53,3 +54,16 @@ def test_lines_after_a_half_written_one_start_afresh(tmp_path):
     path.write_text(path.read_text() + '{"op": "ge')
     raw.append(path, [GOOD])
     assert raw.load(path) == [GOOD, GOOD]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "raw.jsonl"
+    raw.append(path, [GOOD] * 20)
+    packed = gzip.compress(path.read_bytes(), mtime=0)
+    for contents in (packed[:-9], packed[:10] + b"\xff" * 20, b"plain"):
+        cut = tmp_path / "cut.jsonl.gz"
+        cut.write_bytes(contents)
+        with pytest.raises(TableError, match=r"cut.jsonl.gz cannot be read .*whole file"):
+            raw.load(cut)
+    with pytest.raises(TableError, match=r"none.jsonl cannot be read .*No such file"):
+        raw.load(tmp_path / "none.jsonl")
