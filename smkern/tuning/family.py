@@ -130,6 +130,9 @@ class BucketFamily(Family[P, C]):
         return BucketTable.of(found)
 
     def broken(self, key: Any, cell: Tuned[C], profile: Profile) -> str:
+        for name in key.BUCKETED:
+            if getattr(key, name) < 1:  # a key's bucket is a power of two, of nothing 1
+                return f"{name} of at least 1"
         budget = Budget(key.num_sms, key.confined)
         served = (self.is_legal(x, cell.config, budget, profile) for x in self.problems(key))
         return "" if any(served) else "every candidate's constraints"

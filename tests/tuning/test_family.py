@@ -133,6 +133,16 @@ def test_what_no_problem_of_a_cell_may_run_is_refused(case, tmp_path, monkeypatc
 
 
 @EACH
+def test_a_cell_of_an_empty_bucket_is_refused(case, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("smkern.tuning.cells.user_path", lambda gpu, op: tmp_path / f"{op}.json")
+    key = replace(case.family.key_of(case.problem, BUDGET), **{case.size: 0})
+    cells = {key: Tuned(case.family.choose(case.problem, BUDGET, PROFILE), 4.25)}
+    case.family.file(tmp_path / f"{case.family.name}.json").merge(cells, META)
+    with pytest.raises(TableError, match=rf"invalid cell.*breaks {case.size} of at least 1"):
+        case.family.load(PROFILE)
+
+
+@EACH
 @pytest.mark.parametrize("size", [1, 3, 100, 129, 513, 1000, 1025, 5000])
 def test_whatever_the_tuner_may_measure_is_legal_in_its_cell(case: Case, size: int) -> None:
     problem = replace(case.problem, **{case.size: size})
