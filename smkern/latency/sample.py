@@ -22,7 +22,7 @@ class Sample:
         beside_sms: SMs of that; 0: nothing ran beside it.
 
     Raises:
-        ArgumentError: the launch is empty, or SMs or time are not positive.
+        ArgumentError: the launch is empty or cannot be, or SMs or time are not positive.
 
     Example:
         >>> from smkern.latency import Size
@@ -40,6 +40,7 @@ class Sample:
     def __post_init__(self) -> None:
         if not self.size.chunks and not self.size.batch:
             raise ArgumentError("a sample of an empty launch: it needs a prompt or a decode row")
+        _check_counts(self.size, self.beside)
         if self.num_sms < 1 or self.beside_sms < 0 or not self.us > 0:
             raise ArgumentError(
                 f"a sample of {self.us} us on {self.num_sms} SMs beside {self.beside_sms}: "
@@ -84,6 +85,25 @@ def samples_of(timings: Mapping[Timing, float], num_layers: int) -> list[Sample]
         num_layers: Layers of the table's model.
     """
     return [Sample.of(timing, us, num_layers) for timing, us in timings.items()]
+
+
+def _check_counts(size: Size, beside: Size | None) -> None:
+    """What models divide by, or take the logarithm of, is above 0."""
+    for chunk in (*size.chunks, *(() if beside is None else beside.chunks)):
+        if chunk.new < 1:
+            raise ArgumentError(
+                f"a sample of a prompt with {chunk.new} new tokens: it has 1 or more"
+            )
+    if size.num_layers < 1:
+        raise ArgumentError(f"a sample of a model of {size.num_layers} layers: it has 1 or more")
+    if size.chunks and not size.batch and not 1 <= size.layers <= size.num_layers:
+        raise ArgumentError(
+            f"a sample of {size.layers} layers of prompts: give 1 to {size.num_layers}, the model's"
+        )
+    if size.batch and size.total_kv < 1:
+        raise ArgumentError(
+            f"a sample of {size.batch} decode rows with {size.total_kv} keys: each reads its own"
+        )
 
 
 def _beside(timing: Timing, num_layers: int) -> Size | None:

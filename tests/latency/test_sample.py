@@ -50,9 +50,18 @@ def test_a_neighbour_that_nobody_wrote_down_is_one() -> None:
         ({"num_sms": 0}, "0 SMs"),
         ({"beside_sms": -1}, "beside -1"),
         ({"beside": PROMPT}, "give beside_sms"),
+        ({"size": Size((Chunk(0, 8),), 36, 36)}, "prompt with 0 new tokens"),
+        ({"beside": Size((Chunk(0),), 36, 36), "beside_sms": 9}, "prompt with 0 new tokens"),
+        ({"size": Size((Chunk(5),), 0, 0)}, "model of 0 layers"),
+        ({"size": Size((Chunk(5),), 0, 36)}, "0 layers of prompts: give 1 to 36"),
+        ({"size": Size((Chunk(5),), 37, 36)}, "37 layers of prompts: give 1 to 36"),
+        ({"size": Size(batch=4)}, "4 decode rows with 0 keys"),
     ],
-    ids=["empty", "no time", "nan", "no sms", "negative", "no place"],
-)
+    ids=[
+        "empty", "no time", "nan", "no sms", "negative", "no place", "no tokens",
+        "no tokens beside", "no model", "no layer", "too many layers", "no keys",
+    ],
+)  # fmt: skip
 def test_nonsense_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Sample(**{"size": STEP, "num_sms": 20, "us": 1.0} | values)
