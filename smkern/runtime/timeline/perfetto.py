@@ -12,6 +12,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from math import isfinite
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.runtime.place import LANES, Place
 from smkern.runtime.timeline.trace import Choice, Note, Span, State, Trace
-from smkern.strict_json import parse
+from smkern.strict_json import MAX_DIGITS, parse
 from smkern.tuning.cells import checked
 
 FORMAT = "smkern-timeline-1"
@@ -146,7 +147,7 @@ def _slice(span: Span, origin_us: float) -> Event:
     if span.size is not None:
         args["size"] = asdict(span.size)
     if span.about is not None:
-        args["about"] = span.about
+        args["about"] = _plain(span.about)
     return {
         "ph": "X",
         "cat": "launch",
@@ -168,7 +169,20 @@ def _choice(choice: Choice, origin_us: float) -> Event:
 
 
 def _note(note: Note, origin_us: float) -> Event:
-    return _instant("note", note.name, "notes", note.at_us - origin_us, note.about)
+    return _instant("note", note.name, "notes", note.at_us - origin_us, _plain(note.about))
+
+
+def _plain(value: Any) -> Any:
+    """What an engine said of a launch, with what JSON does not hold or we do not read as text."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _plain(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, int):
+        return value if abs(value) < 10**MAX_DIGITS else str(value)
+    return value
 
 
 def _instant(cat: str, name: str, thread: str, ts: float, args: dict[str, Any]) -> Event:

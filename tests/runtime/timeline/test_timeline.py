@@ -203,6 +203,16 @@ def test_unknown_objects_in_about_are_written_as_text(tmp_path):
     assert Timeline.load(script.timeline.save(tmp_path / "t.json")).spans
 
 
+def test_numbers_and_names_that_json_lacks_are_written_as_text(tmp_path):
+    script = Script()
+    about = {"loss": float("nan"), "sizes": [float("inf"), 10**30, 7], (1, 2): True}
+    script.ran("decode", 0, 1, about=about)
+    script.timeline.note("warm", loss=-float("inf"))
+    found = Timeline.load(script.timeline.save(tmp_path / "t.json"))
+    wanted = {"loss": "nan", "sizes": ["inf", str(10**30), 7], "(1, 2)": True}
+    assert (found.spans[0].about, found.notes[0].about) == (wanted, {"loss": "-inf"})
+
+
 @pytest.mark.parametrize(
     ("name", "contents"),
     [
