@@ -44,10 +44,7 @@ class MuxWise:
         self._guard = ContentionGuard()
         partitions = self._solo.partitions("decode")
         for sample in samples:
-            if sample.kind == "decode" and partitions[0] <= sample.num_sms <= partitions[-1]:
-                self.observe(
-                    sample.size, sample.num_sms, sample.us, sample.beside, sample.beside_sms
-                )
+            self.observe(sample.size, sample.num_sms, sample.us, sample.beside, sample.beside_sms)
         if not self._guard:
             raise LatencyError(
                 f"no decode step beside prompts on {partitions[0]} to {partitions[-1]} SMs among "
@@ -83,7 +80,7 @@ class MuxWise:
 
         Args:
             size: What it was made of; what is no decode step changes nothing.
-            num_sms: SMs of its place.
+            num_sms: SMs of its place; outside the partitions that were measured nothing changes.
             us: How long it took.
             beside: What ran beside it all the time; other than prompts it changes nothing.
             beside_sms: SMs of that.
@@ -91,7 +88,10 @@ class MuxWise:
         Returns:
             Whether the guard of its cell grew.
         """
-        if size.chunks or beside is None or not beside.chunks:
+        if size.chunks or not size.batch or beside is None or not beside.chunks:
+            return False
+        partitions = self._solo.partitions("decode")
+        if not partitions[0] <= num_sms <= partitions[-1]:
             return False
         slowdown = us / self._solo.alone_us(size, num_sms)
         return self._guard.raise_to(Cell.of(size, num_sms, beside), slowdown)

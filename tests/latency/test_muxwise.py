@@ -140,6 +140,13 @@ def test_pairs_on_a_partition_without_a_solo_run_are_left_out() -> None:
         MuxWise([*SAMPLES, outside])
 
 
+@pytest.mark.parametrize(("size", "sms"), [(Size(), 50), (STEP, 20)], ids=["nothing", "outside"])
+def test_what_the_solo_run_does_not_know_is_no_observation(size: Size, sms: int) -> None:
+    model = MuxWise([*SAMPLES, beside(1.1)])
+    assert not model.observe(size, sms, 1e9, PROMPT, 80)
+    assert model.slowdown(STEP, 50, PROMPT, 50) == pytest.approx(1.1)
+
+
 def test_without_a_solo_run_there_is_no_model() -> None:
     with pytest.raises(LatencyError, match="decode: none was measured"):
         MuxWise([*(s for s in SAMPLES if s.size in PROMPTS), beside(1.1)])
