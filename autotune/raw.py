@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from smkern.atomic import make_folder
+from smkern.atomic import LOCK_S, make_folder
 from smkern.device import Budget
 from smkern.errors import TableError
 from smkern.measure.options import parse_epilogue
@@ -66,10 +66,15 @@ GemmMeasurement = Measurement[GemmProblem, GemmConfig]
 
 
 def append(path: Path, measurements: Iterable[Measurement[Any, Any]]) -> None:
-    """Add lines to the file. A crash can cut the last line: the next call removes what is left."""
+    """Add lines to the file. A crash can cut the last line: the next call removes what is left.
+
+    Several processes may add: under a lock, for what is left of a line may be another's beginning.
+    """
+    from filelock import FileLock
+
     make_folder(path.parent)
     lines = "".join(json.dumps(item.to_json()) + "\n" for item in measurements)
-    with open(path, "a+b") as file:
+    with FileLock(f"{path}.lock", timeout=LOCK_S), open(path, "a+b") as file:
         size = file.seek(0, os.SEEK_END)
         tail_at = file.seek(max(0, size - _LONGEST_LINE))
         file.truncate(tail_at + file.read().rfind(b"\n") + 1)

@@ -1,6 +1,8 @@
 """The record of every measured candidate."""
 
 import gzip
+import subprocess
+import sys
 from dataclasses import replace
 from math import isnan, nan
 
@@ -54,6 +56,20 @@ def test_lines_after_a_half_written_one_start_afresh(tmp_path):
     path.write_text(path.read_text() + '{"op": "ge')
     raw.append(path, [GOOD])
     assert raw.load(path) == [GOOD, GOOD]
+
+
+def test_tuners_at_once_lose_no_line(tmp_path):
+    path = tmp_path / "raw.jsonl"
+    add = f"""
+from pathlib import Path
+from smkern.autotune import raw
+from tests.autotune.test_raw import GOOD
+for _ in range(200):
+    raw.append(Path({str(path)!r}), [GOOD] * 2)
+"""
+    tuners = [subprocess.Popen([sys.executable, "-c", add]) for _ in range(3)]
+    assert [tuner.wait() for tuner in tuners] == [0, 0, 0]
+    assert raw.load(path) == [GOOD] * 1200
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
