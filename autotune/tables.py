@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smkern.atomic import LOCK_S
 from smkern.autotune import raw
 from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.pipeline import Found, Job
@@ -103,6 +104,13 @@ class Tables:
 
 
 def _unwritten(path: Path, error: OSError) -> TableError:
+    from filelock import Timeout
+
+    if isinstance(error, Timeout):
+        return TableError(
+            f"{path} cannot be written: another process held {path.name}.lock for {LOCK_S:g} s; "
+            "end that one, or name another place with --out; what was written before is whole"
+        )
     return TableError(
         f"{path} cannot be written ({error.strerror}): make room there, or name another place with "
         "--out; what was written before is whole"

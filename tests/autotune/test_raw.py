@@ -5,11 +5,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from math import isnan, nan
+from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 
 from smkern.autotune import raw
 from smkern.autotune.raw import Measurement
+from smkern.autotune.tables import Tables
 from smkern.errors import TableError
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 
@@ -70,6 +73,17 @@ for _ in range(200):
     tuners = [subprocess.Popen([sys.executable, "-c", add]) for _ in range(3)]
     assert [tuner.wait() for tuner in tuners] == [0, 0, 0]
     assert raw.load(path) == [GOOD] * 1200
+
+
+def test_a_lock_that_another_process_holds_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(raw, "LOCK_S", 0.01)
+    tables = Tables("NVIDIA H200", lambda name: tmp_path / f"{name}.json")
+    job = SimpleNamespace(family=SimpleNamespace(name="gemm"))
+    with (
+        FileLock(tmp_path / "gemm.raw.jsonl.lock"),
+        pytest.raises(TableError, match=r"gemm.raw.jsonl cannot be written.*held gemm.raw.jsonl.l"),
+    ):
+        tables.keep(job, [GOOD])
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
