@@ -148,9 +148,10 @@ def _tasks(
     """The CUDA variants of the candidates, and the plan's kernel."""
     from smkern.kernels.attention.cuda import PlanVariant, variant_of
 
-    sm = dispatcher.profile.info.sm
-    found = {variant_of(problem, config, sm) for config in configs if config.kernel == "cuda"}
-    return {x: x.compile for x in (PlanVariant(sm), *found)}
+    plan = PlanVariant(dispatcher.profile.info.sm)
+    cuda = [config for config in configs if config.kernel == "cuda"]
+    found = {variant_of(problem, config, plan.capability) for config in cuda}
+    return {plan: plan.compile} | {variant: variant.compile for variant in found}
 
 
 FAMILY = MeasuredFamily(
