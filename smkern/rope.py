@@ -273,6 +273,8 @@ def _from_config(config: Any, interleaved: bool) -> Rope:
         return default if found is None else found
 
     parameters = get("rope_scaling") or get("rope_parameters") or {}  # as transformers prefers them
+    if not isinstance(parameters, Mapping):
+        raise ArgumentError(f"{shown(parameters)} as parameters of RoPE: give a dictionary")
     head_dim = get("head_dim")
     if head_dim is None:
         hidden, heads = get("hidden_size"), get("num_attention_heads")

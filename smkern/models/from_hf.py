@@ -58,7 +58,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         "rope": rope,
         "max_position": _need(hf, "max_position_embeddings"),
         "rms_eps": _number(hf, "rms_norm_eps", 1e-6),
-        "tied": bool(_get(hf, "tie_word_embeddings", False)),
+        "tied": _flag(hf, "tie_word_embeddings"),
         "moe": moe,
         "initializer_range": _number(hf, "initializer_range", 0.02),
         "dtype": _dtype(hf),
@@ -84,6 +84,13 @@ def _number(hf: Mapping[str, Any], name: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e30:
         raise ConfigError(f"{name}={value!r}: config.json must give it as a finite number")
     return float(value)
+
+
+def _flag(hf: Mapping[str, Any], name: str) -> bool:
+    value = _get(hf, name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: config.json must give it as true or false")
+    return value
 
 
 def _names(hf: Mapping[str, Any], name: str) -> list[str]:
@@ -145,7 +152,7 @@ def _moe(hf: Mapping[str, Any]) -> MoeConfig:
         num_experts=_need(hf, experts),
         top_k=_need(hf, "num_experts_per_tok"),
         intermediate_size=_need(hf, "moe_intermediate_size"),
-        renormalize=bool(_get(hf, "norm_topk_prob", False)),
+        renormalize=_flag(hf, "norm_topk_prob"),
     )
 
 

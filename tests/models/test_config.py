@@ -158,7 +158,8 @@ REFUSED = [
     ({"eos_token_id": "x"}, "eos_token_id='x': give a token id"),
     ({"eos_token_id": [[1]]}, "eos_token_id="),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: the heads of qwen3 rotate whole"),
-    ({"rope_parameters": "x"}, "the rotary embedding cannot be served"),
+    ({"rope_parameters": "x"}, "'x' as parameters of RoPE: give a dictionary"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false': .* true or false"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "the rotary embedding"),
 ]
 
