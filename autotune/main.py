@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from smkern.autotune.attention_cases import heads_option
-from smkern.measure.options import IntList, ShapeList, parse_epilogue, stacked
+from smkern.measure.options import IntList, Positive, ShapeList, parse_epilogue, stacked
 from smkern.tuning.config import Epilogue
 
 OPS = ("gemm", "gemm_swiglu", "attention", "append", "sample", "moe", "grouped_gemm", "gemm_fp8")
@@ -24,12 +24,6 @@ def _epilogues(ctx: Any, param: Any, value: str) -> tuple[Epilogue, ...]:
         return tuple(parse_epilogue(part) for part in value.split(","))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-
-
-def _minutes(ctx: Any, param: Any, value: float | None) -> float | None:
-    if value is not None and not value > 0:
-        raise click.BadParameter(f"{value:g} minutes: give more than 0, for instance 10")
-    return value
 
 
 _model_options = stacked(
@@ -75,7 +69,7 @@ _operator_options = stacked(
 )
 _common_options = stacked(
     click.option("--budgets", type=IntList(), help="SM counts: 16,32 or 16-132:2."),
-    click.option("--minutes", type=float, callback=_minutes, help="Stop then; run again later."),
+    click.option("--minutes", type=Positive(), help="Stop then; run again later."),
     click.option("--top", type=click.IntRange(1), help="Candidates of a cell."),
     click.option("--out", type=click.Path(path_type=Path), help="Table; of --model their folder."),
     click.option("--fresh", is_flag=True, help="Measure again what the table has."),

@@ -19,6 +19,7 @@ from smkern.bench.runtime.figures import percentile
 from smkern.bench.server_soak import soak
 from smkern.bench.suite import Output, Run, suite_command
 from smkern.errors import OutOfPagesError, SmkernError
+from smkern.measure.options import Positive
 from smkern.models import SamplingParams
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.server.messages import Ready
@@ -119,7 +120,7 @@ def _room_for(streams: int) -> Iterator[None]:
     "server",
     click.option("--model", default="qwen3-8b", show_default=True),
     click.option("--streams", type=int, default=64, show_default=True),
-    click.option("--soak-s", type=float, default=None,
+    click.option("--soak-s", type=Positive(), default=None,
                  help="Instead: for so long have streams of which a tenth hang up."),
 )  # fmt: skip
 def command(output: Output, *, model: str, streams: int, soak_s: float | None) -> None:

@@ -18,7 +18,7 @@ from smkern.bench.replay.cases import (
     checked_policies,
     checked_traces,
 )
-from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION, as_seconds, listed
+from smkern.bench.replay.grid import GPU_OPTION, TRACES_OPTION, listed
 from smkern.bench.replay.measure import (
     MAX_REQUESTS,
     How,
@@ -31,7 +31,7 @@ from smkern.bench.replay.own_table import read_own
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.suite import Deadline
 from smkern.device import has_gpu
-from smkern.measure.options import Floats, IntList
+from smkern.measure.options import Floats, IntList, Positive
 from smkern.measure.provenance import collect_meta
 from smkern.policies import POLICIES
 from smkern.profile import load_profile
@@ -61,7 +61,7 @@ MOST_SOUGHT = 100.0
               help="Limits of p99 of the time between two tokens (TBT).")  # fmt: skip
 @click.option("--rate", "rates", type=Floats(), default=None, help="Requests/s: 4,8,12.")
 @click.option("--goodput", "seeks", is_flag=True, help="Seek the highest rate within the limits.")
-@click.option("--seconds", type=float, callback=as_seconds, default=60.0, show_default=True,
+@click.option("--seconds", type=Positive(), default=60.0, show_default=True,
               help="Length of a replay.")  # fmt: skip
 @GPU_OPTION
 @click.option("--table", type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import product
-from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from smkern.bench.replay.measure import (
 from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
-from smkern.measure.options import Floats, IntList
+from smkern.measure.options import Floats, IntList, Positive
 from smkern.policies import ORDERS, POLICIES
 from smkern.profile import DEFAULT, load_profile
 
@@ -251,24 +250,12 @@ TRACES_OPTION = click.option(
 )  # fmt: skip
 
 
-def as_seconds(context: click.Context, option: click.Parameter, seconds: float) -> float:
-    """The length of a replay."""
-    if not 0 < seconds < inf:
-        raise click.BadParameter(f"{seconds:g} is no length: give a finite number above 0")
-    return seconds
-
-
 SEARCH_OPTIONS = (
     click.option(
         "--seeds", type=click.IntRange(1), default=2, show_default=True, help="Searches of a cell."
     ),
     click.option(
-        "--seconds",
-        type=float,
-        callback=as_seconds,
-        default=SECONDS,
-        show_default=True,
-        help="Of a replay.",
+        "--seconds", type=Positive(), default=SECONDS, show_default=True, help="Of a replay."
     ),
     click.option(
         "--least",

@@ -21,7 +21,7 @@ from smkern.bench.runtime.served_load import COMPARED, SERVED_S
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, known_names, suite_command
 from smkern.device import device_info
-from smkern.measure.options import IntList
+from smkern.measure.options import IntList, Positive
 from smkern.measure.timing import first_line
 from smkern.policies import POLICIES
 
@@ -156,7 +156,7 @@ def line_of(cell: Cell) -> str:
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20"),
     click.option("--policies", default=None, help=f"Who serves: {','.join(COMPARED)}, or any."),
     click.option(
-        "--seconds", type=float, default=None,
+        "--seconds", type=Positive(), default=None,
         help=f"Duration of a figure: 1 of a steady one, {SERVED_S:g} of a served one.",
     ),
     click.option(

@@ -16,6 +16,18 @@ MAX_NUMBER = 1 << 20
 """Above any number of rows or SMs that is listed: a longer range would not end."""
 
 
+class Positive(click.ParamType):
+    """A finite number above 0; click's ranges take one that is none, nan."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number = click.FLOAT.convert(value, param, ctx)
+        if not 0 < number < float("inf"):
+            self.fail(f"{value}: give a finite number above 0", param, ctx)
+        return float(number)
+
+
 class Floats(click.ParamType):
     """Numbers above 0: 10,15,30."""
 

@@ -17,6 +17,7 @@ from smkern.latency.model_gemms import gemm_times
 from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.stamp import kernels_hash
+from smkern.measure.options import Positive
 from smkern.measure.profile_plan import Room, all_rungs, plan
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def provenance(model: str, config: ModelConfig, seed: int) -> dict[str, Any]:
     "--gpu-minutes",
     default=7.0,
     show_default=True,
-    type=click.FloatRange(0, min_open=True),
+    type=Positive(),
     help="Minutes of measuring; what compiles and loads before is not counted.",
 )
 @click.option(

@@ -21,7 +21,7 @@ from smkern import errors
 from smkern.errors import ArgumentError, EngineDeadError, SmkernError
 from smkern.garbage import seldom_collected
 from smkern.limits import as_int
-from smkern.measure.options import IntList
+from smkern.measure.options import IntList, Positive
 from smkern.server import RUNGS
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
               default=None, help="Default: the model's folder.")  # fmt: skip
 @click.option("--policy", default="adaptive", show_default=True,
               help="As smkern replay has it: chunked:512, static_split:32, adaptive.")  # fmt: skip
-@click.option("--tbt-ms", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True,
+@click.option("--tbt-ms", type=Positive(), default=50.0, show_default=True,
               help="Limit of the time between two tokens, for the policy.")  # fmt: skip
 @click.option("--order", type=click.Choice(["fcfs", "deadline", "shortest", "slack"]),
               default="slack", show_default=True, help="Which request goes first.")  # fmt: skip

@@ -233,10 +233,10 @@ def test_overlong_requests_are_counted(tmp_path: Path) -> None:
         (["--rate", "fast"], "not a list of numbers"),
         (["--rate", "-1"], "above 0"),
         (["--rate", "1e300"], "at most 1,000,000"),
-        (["--rate", "3", "--seconds", "nan"], "nan is no length: give a finite number above 0"),
-        (["--rate", "3", "--seconds", "0"], "0 is no length"),
-        (["--goodput", "--seconds", "-1"], "-1 is no length"),
-        (["--goodput", "--seconds", "inf"], "inf is no length: give a finite number above 0"),
+        (["--rate", "3", "--seconds", "nan"], "nan: give a finite number above 0"),
+        (["--rate", "3", "--seconds", "0"], "0: give a finite number above 0"),
+        (["--goodput", "--seconds", "-1"], "-1: give a finite number above 0"),
+        (["--goodput", "--seconds", "inf"], "inf: give a finite number above 0"),
     ],
 )
 def test_options_that_cannot_be(words: list[str], said: str) -> None:

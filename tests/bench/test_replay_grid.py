@@ -50,8 +50,8 @@ QUICK = ("--quick", "--models", "qwen3-8b", "--policies", "chunked:512", "--seed
         (("--seeds", "0"), 2, "'--seeds'"),
         (("--jobs", "0"), 2, "'--jobs'"),
         (("--least", "0"), 2, "'--least'"),
-        (("--seconds", "-5"), 2, "-5 is no length: give a finite number above 0"),
-        (("--seconds", "nan"), 2, "nan is no length"),
+        (("--seconds", "-5"), 2, "-5: give a finite number above 0"),
+        (("--seconds", "nan"), 2, "nan: give a finite number above 0"),
     ],
 )
 def test_what_no_process_could_replay_is_said_before_one_starts(

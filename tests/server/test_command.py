@@ -155,7 +155,7 @@ def test_a_port_that_is_taken_is_said_before_anything_loads() -> None:
         (["--policy", "foo"], "policy 'foo': there is adaptive, "),
         (["--policy", "chunked:abc"], "chunk_tokens='abc': give a whole number"),
         (["--policy", "adaptive:foo=1"], "policy 'adaptive:foo=1' has no foo"),
-        (["--tbt-ms", "nan"], "tbt_slo_ms=nan: give a finite time"),
+        (["--policy", "adaptive:late=2"], "late=2"),
         (["--table", __file__], "test_command.py is not valid JSON"),
         (["--max-context", "100000"], "--max-context=100000: give a whole number of at least 1"),
         (["--host", "no.such.host.invalid"], "cannot be bound"),
@@ -179,6 +179,12 @@ def test_an_order_is_one_of_the_policies() -> None:
     found = CliRunner().invoke(cli.cli, ["serve", "--model", "qwen3-8b", "--order", "foo"])
     assert found.exit_code == 2
     assert "function" not in found.output
+
+
+def test_a_limit_is_a_finite_number() -> None:
+    found = CliRunner().invoke(cli.cli, ["serve", "--model", "qwen3-8b", "--tbt-ms", "nan"])
+    assert found.exit_code == 2
+    assert "nan: give a finite number above 0" in found.output
 
 
 def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
