@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from smkern.bench import fp8_grouped
-from smkern.bench.peers import INSTALLED
+from smkern.bench.peers import TITLES
 from smkern.bench.rows import Cell, geomean, not_measured, settled, target_row
 
 FEW_ROWS, FEW_SMS = 64, 48
@@ -43,7 +43,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
         worst = min(times, default=None)
         found[f"fp8_{kind}_worst_times_bf16"] = target_row(worst, None, len(times))
         found[f"fp8_{kind}_error_over_bf16"] = _of_errors(cells, mine)
-    for peer in INSTALLED:
+    for peer in TITLES:
         if times := list(times_of(cells, every, peer)):
             found[f"fp8_block_times_{peer}"] = target_row(geomean(times), None, len(times))
     prompts = [settled(c) for c in ours if c.get("vs_best") and _is_many(c)]

@@ -13,49 +13,45 @@ import torch
 from smkern.measure.timing import Call, first_line
 
 DEEPGEMM, FLASHINFER = "deepgemm", "flashinfer"
-INSTALLED = {
-    DEEPGEMM: ("deep_gemm", "sgl-deep-gemm"),
-    FLASHINFER: ("flashinfer.gemm", "flashinfer-python"),
-}
-"""Peers that are packages of their own: the module, and the distribution that has its version."""
+TITLES = {DEEPGEMM: "DeepGEMM", FLASHINFER: "FlashInfer"}
+"""Peers that are packages of their own, by their name in cells and `meta`."""
+
+Found = tuple[Any, str | None]
+"""A peer's package and its version; or None and why it is not there."""
 
 
-def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
-    """FlashInfer, these modules of it imported, with its version; or None and why not."""
+def flashinfer_with(*parts: str) -> Found:
+    """FlashInfer, these modules of it imported."""
+    return _found(lambda module: str(module.__version__), "flashinfer", *parts)
+
+
+def _found(version_of: Callable[[Any], str], name: str, *parts: str) -> Found:
     try:
-        flashinfer = import_module("flashinfer")
+        module = import_module(name)
         for part in parts:
-            import_module(f"flashinfer.{part}")
+            import_module(f"{name}.{part}")
+        return module, version_of(module)
     except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
         return None, first_line(error)
-    return flashinfer, str(flashinfer.__version__)
 
 
 def installed(names: tuple[str, ...], meta: dict[str, Any]) -> tuple[str, ...]:
-    """The names of peers, without those of `INSTALLED` that cannot be imported; their versions are
-    in `meta`, or it says why not."""
-    found = []
-    for name in names:
-        if name in INSTALLED:
-            module, distribution = INSTALLED[name]
-            try:
-                import_module(module)
-                meta[name] = version(distribution)
-            except Exception as error:  # noqa: BLE001  as above
-                meta[name] = None
-                click.echo(f"without {name}, its cells are left out: {first_line(error)}", err=True)
-                continue
-        found.append(name)
-    return tuple(found)
+    """The names of peers, without those of packages that cannot be imported; versions are in
+    `meta`, or it says why not."""
+    found = {
+        DEEPGEMM: lambda: _found(lambda module: version("sgl-deep-gemm"), "deep_gemm"),
+        FLASHINFER: lambda: flashinfer_with("gemm"),
+    }
+    return tuple(x for x in names if x not in found or noted(found[x](), meta, x) is not None)
 
 
-def noted(found: tuple[Any, str | None], meta: dict[str, Any]) -> Any:
-    """The FlashInfer that was found, its version kept in `meta`; or None, and says why."""
-    flashinfer, about = found
-    meta["flashinfer"] = None if flashinfer is None else about
-    if flashinfer is None:
-        click.echo(f"without FlashInfer, its cells are left out: {about}", err=True)
-    return flashinfer
+def noted(found: Found, meta: dict[str, Any], name: str = FLASHINFER) -> Any:
+    """The peer that was found, its version kept in `meta`; or None, and says why."""
+    module, about = found
+    meta[name] = None if module is None else about
+    if module is None:
+        click.echo(f"without {TITLES[name]}, its cells are left out: {about}", err=True)
+    return module
 
 
 def once(make: Callable[[], Call]) -> Callable[[], Call]:
