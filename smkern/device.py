@@ -213,7 +213,7 @@ def _gpu(index: int | None) -> int:
     count = torch.cuda.device_count()
     try:
         index = as_index(index)
-    except (TypeError, RuntimeError):  # RuntimeError: whatever a value's own code says
+    except TypeError:
         raise DeviceError(
             f"{shown(index)} is no GPU's index: give a whole number from 0 to {count - 1}"
         ) from None

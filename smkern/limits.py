@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,10 @@ def as_index(value: Any) -> int:
     A tensor is none: calls are remembered by the numbers that they were given, and a tensor is
     equal to itself whatever is written into it.
     """
-    if _is_tensor(value):
-        raise TypeError
-    return operator.index(value)
+    if not _is_tensor(value):
+        with suppress(RuntimeError):  # whatever a value's own code says
+            return operator.index(value)
+    raise TypeError
 
 
 def _is_tensor(value: Any) -> bool:
@@ -56,7 +58,7 @@ def as_int(name: str, value: Any, least: int, most: int | None = MAX_SIZE) -> in
     """A whole number in [least, most]; ArgumentError for anything else."""
     try:
         number = as_index(value)
-    except (TypeError, RuntimeError):  # RuntimeError: whatever a value's own code says
+    except TypeError:
         raise ArgumentError(f"{name}={shown(value)} is no whole number: pass an int") from None
     if isinstance(value, bool) or number < least or (most is not None and number > most):
         upper = "" if most is None else f" and at most {most}"

@@ -297,7 +297,7 @@ def as_num_sms(num_sms: Any) -> int:
     """`num_sms` as an int; BudgetError for anything that is no whole number in [1, MAX_SIZE]."""
     try:
         count = as_index(num_sms)
-    except (TypeError, RuntimeError):  # RuntimeError: whatever a value's own code says
+    except TypeError:
         raise BudgetError(
             f"num_sms={shown(num_sms)} is no whole number: pass an int, or None for the stream's "
             "own"
