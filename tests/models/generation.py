@@ -99,3 +99,13 @@ class Letters:
                 text += chr(ord("a") + token)
             at += 1
         return text
+
+
+class Torn(Letters):
+    """A tokenizer whose tokens are bytes that may end inside a character."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = parts
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return b"".join(self._parts[token] for token in token_ids).decode(errors="replace")

@@ -12,7 +12,7 @@ from smkern.models import SamplingParams
 from smkern.models.tokenizer import Detokenizer
 from smkern.policies import Chunked, StaticSplit
 from smkern.runtime.request import Request
-from tests.models.generation import Letters
+from tests.models.generation import Letters, Torn
 from tests.runtime.world import World
 
 
@@ -48,13 +48,7 @@ def test_a_stop_text_ends_a_request_inside_a_look_ahead() -> None:
 
 def test_a_stop_text_in_the_last_token_is_why_a_request_ends() -> None:
     """Beside half a character, so that it comes out at the end alone."""
-
-    class Torn(Letters):
-        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-            parts = [(b"ab", b"cEND\xe2\x80")[token] for token in token_ids]
-            return b"".join(parts).decode(errors="replace")
-
-    detokenizer = Detokenizer(Torn(), [0], ("END",))
+    detokenizer = Detokenizer(Torn(b"ab", b"cEND\xe2\x80"), [0], ("END",))
     request = Request(0, SamplingParams(1), 0, frozenset(), 1, array("q", [0]), 1, detokenizer)
     text, completion = request.accept(1)
     assert completion is not None
