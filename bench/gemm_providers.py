@@ -21,8 +21,11 @@ from smkern.measure.timing import Call, Timing, ratio
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.tuning.config import GemmConfig, GemmProblem
 
+STATIC = "smkern:static"
+"""As dispatched, with weights that are promised to stay as they are, as a model's do."""
 OUR_BACKENDS: dict[str, str | None] = {
     "smkern": None,
+    STATIC: None,
     "smkern:triton": "own",
     "smkern:model": "model",
 }
@@ -104,6 +107,7 @@ class ShapeBench(Bench[GemmCase]):
         backend: str | None = None,
         *,
         batch_invariant: bool = False,
+        static_weights: bool = False,
     ) -> dict[str, str]:
         """The configuration that dispatch chooses, and from where it takes it."""
         problem = replace(case.problem, batch_invariant=batch_invariant)
@@ -138,12 +142,15 @@ class GemmBench(ShapeBench):
         return found if place is None else [*found, self._wrong_budget(case, place, full.budget)]
 
     def ours(self, case: GemmCase, place: Place) -> list[Provider]:
-        """Our providers, those that pick the same configuration once."""
+        """Our providers, those that make the same launch once."""
         found: dict[Any, Provider] = {}
         for provider, backend in self.backends.items():
             config = self.dispatcher.select(case.problem, place.budget, backend).config
-            if config not in found:
-                found[config] = self.dispatched(provider, case, place, backend=backend)
+            static = provider == STATIC
+            if (config, static) not in found:
+                found[config, static] = self.dispatched(
+                    provider, case, place, backend=backend, static_weights=static
+                )
         return list(found.values())
 
     def _cublas(self, name: str, case: GemmCase, place: Place) -> Provider:
@@ -180,7 +187,10 @@ class GemmBench(ShapeBench):
         for provider, backend in self.backends.items():
             if provider not in ours:
                 chosen = self.selection(group.case, place, backend)
-                twin = next(c for c in ours.values() if c["config"] == chosen["config"])
+                twin = next(
+                    cell for name, cell in ours.items()
+                    if name != STATIC and cell["config"] == chosen["config"]
+                )  # fmt: skip
                 about = {"provider": provider, "source": chosen["source"]}
                 copies.append({**twin, **about, "same_as": twin["provider"]})
         return copies

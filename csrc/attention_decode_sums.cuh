@@ -10,10 +10,10 @@ namespace decode {
 __device__ __forceinline__ int rows_of(const AttentionParams& p) {
   return ROWS4 && D <= 128 ? 4 : p.decode_rows;
 }
-// Copies of a unit's sums. With one for each warp none waits for another, but for more rows they
-// would leave an SM room for two teams, not three: there a warp adds its sums to those of the warp
-// before. The bits are the same.
-constexpr int kCopies = ROWS4 ? 4 : 1;
+// Copies of a unit's sums. With one for each warp none waits for another, but of more rows they
+// leave an SM room for two teams only: with three a warp adds its sums to those of the warp before.
+// The bits are the same.
+constexpr int kCopies = ROWS4 || TEAMS <= 2 ? 4 : 1;
 // Floats of the copies with their (max, sum), in fours, and of the sums of the pieces before.
 __host__ __device__ constexpr int sum_floats(int rows) {
   return (kCopies * rows * (D + 2) + 3) / 4 * 4;

@@ -22,7 +22,10 @@ Ratio = Callable[[dict[str, Cell]], float | None]
 RATE_CASES = ((64, 28672, 4096), (512, 6144, 4096), (2048, 6144, 4096), (2048, 4096, 14336))
 WHY_CASE, WHY_BUDGETS = (2048, 4096, 14336), (72, 84, 100, 116, 132)
 RATE_LABELS = {"smkern": "smkern", "cublas": "cuBLAS"}
-PROVIDERS = {"smkern": "as dispatched", "smkern:triton": "our own kernels only"}
+PROVIDERS = {
+    "smkern": "as dispatched", "smkern:static": "as dispatched, weights static",
+    "smkern:triton": "our own kernels only",
+}  # fmt: skip
 
 
 def ratio_tables(cells: Sequence[Cell]) -> str:

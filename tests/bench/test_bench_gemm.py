@@ -6,6 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import smkern
 from smkern.bench import batch_invariant, cliffs, gemm, gemm_providers, untuned
 from smkern.bench.cases import Group
 from smkern.bench.frame import Rounds
@@ -62,7 +63,8 @@ def measure(partitions, bench):
 
 def test_a_group_has_every_provider_with_figures_or_a_reason(measure):
     cells = measure(16)
-    wanted = {"smkern", "smkern:triton", "smkern:model", "cublas", "cublas-full", "wrong-budget"}
+    ours = {"smkern", "smkern:static", "smkern:triton", "smkern:model"}
+    wanted = ours | {"cublas", "cublas-full", "wrong-budget"}
     assert {provider for provider, _ in cells} == wanted
     assert {("cublas", "spread"), ("cublas", "default")} <= set(cells)
     dispatched = cells["smkern", "spread"]
@@ -83,6 +85,20 @@ def test_the_same_configuration_is_measured_once(measure):
     twin = cells["smkern:model", "spread"]
     assert twin["same_as"] == "smkern"
     assert twin["us"] == cells["smkern", "spread"]["us"]
+
+
+def test_static_weights_are_promised_in_launches_of_their_own(measure, monkeypatch):
+    real, promised = smkern.gemm, []
+
+    def gemm(*args, static_weights, **kwargs):
+        promised.append(static_weights)
+        return real(*args, static_weights=static_weights, **kwargs)
+
+    monkeypatch.setattr(smkern, "gemm", gemm)
+    cells = measure(16)
+    assert set(promised) == {False, True}
+    assert cells["smkern:static", "spread"]["config"] == cells["smkern", "spread"]["config"]
+    assert "same_as" not in cells["smkern:static", "spread"]
 
 
 def test_the_whole_chip_has_one_cublas_and_no_wrong_budget(measure):

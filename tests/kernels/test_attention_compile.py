@@ -52,14 +52,14 @@ def test_prompts_of_e4m3_caches_come_by_boxes(head_dim, tmp_path):
 
 @needs_nvcc
 @pytest.mark.parametrize("fp8_cache", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("head_dim, teams", [(64, 4), (64, 2), (96, 3), (128, 3), (128, 2), (256, 1)])
 def test_a_team_takes_the_shared_memory_that_it_is_given(
-    head_dim, fp8_cache, tmp_path, monkeypatch
+    head_dim, teams, fp8_cache, tmp_path, monkeypatch
 ):
     shutil.copytree(cuda_source.source_folder(), tmp_path / "csrc")
     monkeypatch.setattr(cuda_source, "source_folder", lambda: tmp_path / "csrc")
     for rows in (range(1, 5), range(5, 9)):
-        said = [cuda_team_bytes(head_dim, 1 if fp8_cache else 2, r) for r in rows]
+        said = [cuda_team_bytes(head_dim, 1 if fp8_cache else 2, r, teams) for r in rows]
         # a kernel of up to 4 rows has room for 4 where it is compiled for that many
         asked = [max(r, 4) if r <= 4 and head_dim <= 128 else r for r in rows]
         checks = [
@@ -68,7 +68,7 @@ def test_a_team_takes_the_shared_memory_that_it_is_given(
         ]
         probe = '#include "attention_decode.cuh"\n' + "".join(checks)
         (tmp_path / "csrc" / "probe.cu").write_text(probe)
-        variant = variant_of(head_dim, fp8_cache, False, rows[-1])
+        variant = replace(variant_of(head_dim, fp8_cache, False, rows[-1]), teams=teams)
         assert cuda_source.compile_cuda("probe.cu", variant.defines, "sm_90a")
 
 

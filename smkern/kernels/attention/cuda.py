@@ -146,7 +146,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig, capability: i
 def shared_bytes(variant: CudaVariant, rows: int) -> int:
     """Dynamic shared memory of a launch with `rows` packed rows per decode item."""
     size = 1 if variant.fp8_cache else 2
-    decode = variant.teams * cuda_team_bytes(variant.head_dim, size, rows)
+    decode = variant.teams * cuda_team_bytes(variant.head_dim, size, rows, variant.teams)
     if variant.kernel == "attention_decode":
         return decode
     return max(decode, prefill_bytes(variant.head_dim, variant.fp8_cache))

@@ -152,15 +152,15 @@ def cuda_ring_bytes(head_dim: int, element_bytes: int) -> int:
     return 4 * 2 * step * head_dim * element_bytes
 
 
-def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
-    """Shared memory of a CUDA decode team with `rows` packed rows, bytes.
+def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int, teams: int) -> int:
+    """Shared memory of each of so many CUDA decode teams with `rows` packed rows, bytes.
 
     Rings, the sums of a unit, and those of the pieces before it: team_bytes of
     csrc/attention_decode.cuh.
     """
     if head_dim <= 128:
         rows = max(rows, NARROW_ROWS)
-    copies = 4 if rows <= NARROW_ROWS else 1
+    copies = 4 if rows <= NARROW_ROWS or teams <= 2 else 1
     sums, folded = -(-copies * rows * (head_dim + 2) // 4) * 16, 6 * rows * head_dim
     used = cuda_ring_bytes(head_dim, element_bytes) + sums + folded + 48
     return -(-used // 128) * 128
@@ -174,8 +174,9 @@ def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
     """
     sums = head_dim * -(-rows // 8)
     registers = 2 if sums > 128 else 3 if sums > 64 else 4
-    each = cuda_team_bytes(head_dim, element_bytes, rows)
-    return min(registers, shared_limit(CUDA_CAPABILITY) // each)
+    limit = shared_limit(CUDA_CAPABILITY)
+    fitting = range(1, registers + 1)
+    return max(n for n in fitting if n * cuda_team_bytes(head_dim, element_bytes, rows, n) <= limit)
 
 
 def triton_rows(shape: AttentionShape, prefill: bool) -> int:
