@@ -13,6 +13,8 @@ from smkern.models.presets import preset
 from smkern.models.quantization import Kind, Quantization
 
 CONTEXT = 2048
+SHORTER = 4
+"""Prompts that share a forward with as many tokens as one."""
 BATCHES = (1, 32, 64, 128)
 DECODE_BUDGETS = (16, 24, 32, 48, 132)
 PREFILL_BUDGETS = (60, 84, 100, 116, 132)
@@ -118,6 +120,11 @@ class ModelPlan:
     @property
     def prompt(self) -> PrefillCase:
         return PrefillCase(self.model, self.tokens)
+
+    @property
+    def prompts(self) -> tuple[PrefillCase, ...]:
+        """The prompt, and as many tokens of `SHORTER` prompts."""
+        return self.prompt, PrefillCase(self.model, self.tokens // SHORTER, SHORTER)
 
     def within(self, budgets: Iterable[int]) -> ModelPlan:
         """The same in those of its budgets that are among `budgets`."""

@@ -15,8 +15,13 @@ DECODE_OF = {
 """Most of a bf16 step's time, by what is in fp8 and the SMs.
 
 The bytes are 0.80 and 0.52 of bf16's."""
-PREFILL_TIMES = {"fp8": 1.40, "fp8-tensor": 1.50}
-"""Times the tokens/ms of one prompt in bf16, from `MANY_SMS` SMs on."""
+PREFILL_TIMES = {
+    ("fp8", 1): 1.40,
+    ("fp8", 4): 1.45,
+    ("fp8-tensor", 1): 1.50,
+    ("fp8-tensor", 4): 1.55,
+}
+"""Times the tokens/ms in bf16 of one prompt, and of four, from `MANY_SMS` SMs on."""
 BATCH, MANY_SMS = 64, 84
 
 
@@ -42,9 +47,9 @@ def decode_rows(cells: Sequence[Cell]) -> dict[str, Row]:
 
 
 def prefill_rows(cells: Sequence[Cell]) -> dict[str, Row]:
-    """By what is in fp8: the least times bf16's rate."""
+    """By what is in fp8 and how many prompts share the forward: the least times bf16's rate."""
     own = [cell for cell in cells if is_fp8(cell) and cell["num_sms"] >= MANY_SMS]
-    groups = grouped(own, lambda cell: _parted(cell)[1])
+    groups = grouped(own, lambda cell: (_parted(cell)[1], cell["case"]["batch"]))
     plain = _plain(cells)
 
     def times(cell: Cell) -> float | None:
@@ -52,8 +57,10 @@ def prefill_rows(cells: Sequence[Cell]) -> dict[str, Row]:
         return None if over is None else 1 / over
 
     return {
-        f"{variant}_prefill_times_bf16": worst_row(found, times, PREFILL_TIMES.get(variant), _name)
-        for variant, found in sorted(groups.items())
+        f"{variant}_prefill{'' if batch == 1 else f'_{batch}_prompts'}_times_bf16": worst_row(
+            found, times, PREFILL_TIMES.get((variant, batch)), _name
+        )
+        for (variant, batch), found in sorted(groups.items())
     }
 
 

@@ -107,12 +107,12 @@ class Measurer:
         yield cell | {"beside_sms": loop.place.num_sms, "group_sms": loop.place.num_sms}
 
     def prefill(self, case: PrefillCase, place: Place, chip_per_sm: float | None) -> Iterator[Cell]:
-        """The prompt alone, and its GEMMs by themselves in between.
+        """The prompts alone, and their GEMMs by themselves in between.
 
         Args:
             chip_per_sm: the whole chip's TFLOP/s an SM in this run.
         """
-        step = planned(self.model.prefill_step(), place)
+        step = planned(self.model.prefill_step(case.batch), place)
         times: PromptTimes = time_prompt(self.model, step, place, self.meter)
         cell = self._prefill_cell(case, place, times.whole)
         if self.model.config.moe is None:  # experts' products are not among those timed

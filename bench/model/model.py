@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from smkern import ops
-from smkern.bench.model.cases import CONTEXT, ModelPlan
+from smkern.bench.model.cases import CONTEXT, SHORTER, ModelPlan
 from smkern.bench.ops.sampling import Settings
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call, current_stream
@@ -40,7 +40,7 @@ class Caches:
     Args:
         layers: (k_cache, v_cache) of each, [pages, page_size, kv_heads, head_dim].
         decode: [batch, pages of `ROOM`] int32, the largest batch's table.
-        prefill: [1, pages of the prompt] int32.
+        prefill: [1, pages of the prompt] int32, or as many of `SHORTER` prompts.
     """
 
     layers: Sequence[tuple[Tensor, Tensor]]
@@ -51,7 +51,7 @@ class Caches:
     def make(cls, config: ModelConfig, plan: ModelPlan, device: str) -> Caches:
         """Each layer head-major, as smkern's own pool has it."""
         batch, columns = max(plan.batches), -(-ROOM // PAGE_SIZE)
-        own = -(-plan.tokens // PAGE_SIZE)
+        own = SHORTER * -(-plan.tokens // SHORTER // PAGE_SIZE)
         pages = batch * columns + own
         shape = (pages, config.num_kv_heads, PAGE_SIZE, config.head_dim)
         generator = torch.Generator(device).manual_seed(1)
@@ -104,21 +104,21 @@ class Model:
         self.config = config = self.decoder.config
         self.caches = Caches.make(config, plan, device)
         self.decode_activations = ActivationBuffers(config, max(plan.batches), device=device)
-        self._prefill_activations = ActivationBuffers(config, plan.tokens, 1, device=device)
+        self._prefill_activations = ActivationBuffers(config, plan.tokens, SHORTER, device=device)
         self._generator = torch.Generator(device).manual_seed(2)
 
-    def prefill_step(self) -> Step:
-        """One prompt with nothing cached; it has no plan yet."""
-        tokens = self.plan.tokens
-        lengths = torch.tensor([0, tokens], dtype=torch.int32, device=self.device)
+    def prefill_step(self, batch: int = 1) -> Step:
+        """The plan's tokens as so many prompts with nothing cached; it has no plan yet."""
+        tokens = self.plan.tokens // batch
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=self.device) * tokens
         return Step.make(
             self._prefill_activations,
-            token_ids=self._tokens(tokens),
-            kv_lens=torch.full((1,), tokens, dtype=torch.int32, device=self.device),
-            page_table=self.caches.prefill,
+            token_ids=self._tokens(batch * tokens),
+            kv_lens=torch.full((batch,), tokens, dtype=torch.int32, device=self.device),
+            page_table=self.caches.prefill.view(batch, -1),
             caches=self.caches.layers,
             max_kv_len=tokens,
-            cu_q_lens=lengths,
+            cu_q_lens=starts,
             max_q_len=tokens,
         )
 

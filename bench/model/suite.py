@@ -114,8 +114,10 @@ class Tasks:
     def _prefills(self, plan: ModelPlan) -> Iterator[Task]:
         for num_sms in sorted(plan.prefill_budgets, reverse=True):
             place = self.partitions.at(num_sms)
-            if place is not None:
-                yield Task(PREFILL, plan.prompt, place, self._prefill(plan.prompt, place))
+            if place is None:
+                continue
+            for case in plan.prompts:
+                yield Task(PREFILL, case, place, self._prefill(case, place))
 
     def _prefill(self, case: PrefillCase, place: Place) -> Callable[[Any], Iterable[Cell]]:
         return lambda measurer: measurer.prefill(case, place, self._chip_per_sm(case))
@@ -161,7 +163,7 @@ def compile_gemms(
     The prompt's without their epilogues too: they are timed by themselves.
     """
     decode = [(batch, batch) for batch in plan.batches]
-    forwards = [(decode, steps), ([(plan.tokens, 1)], prompts)]
+    forwards = [(decode, steps), ([(plan.tokens, x.batch) for x in plan.prompts], prompts)]
     plain = {replace(x, epilogue=Epilogue()) for x in problems_of(config, plan.tokens, 1)}
     alone = ((problem, budget, None) for problem in plain for budget in prompts)
     return compile_forwards(config, forwards) + precompile(alone)

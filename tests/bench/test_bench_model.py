@@ -111,6 +111,13 @@ def test_a_decode_step_alone_and_beside_a_prompt(model, partitions):
     assert cells[2]["beside_sms"] == 16
 
 
+def test_prompts_that_share_a_forward_have_its_tokens(model):
+    one, four = (model.prefill_step(case.batch) for case in PLAN.prompts)
+    assert (four.num_tokens, four.cu_q_lens.tolist()) == (one.num_tokens, [0, 10, 20, 30, 40])
+    assert four.kv_lens.tolist() == [10] * 4
+    assert len(set(four.page_table.flatten().tolist())) == 4 == len(four.page_table)
+
+
 def test_what_fails_beside_a_prompt_leaves_the_step_alone(model, partitions, monkeypatch):
     monkeypatch.setattr(Model, "prefill_step", lambda self: 1 / 0)
     case = DecodeCase(PLAN.model, 1)
@@ -233,7 +240,7 @@ def test_a_prompts_gemms_compile_without_their_epilogues_too(monkeypatch):
     monkeypatch.setattr(suite, "precompile", lambda given: alone.extend(given) or 2)
     small, large = Budget(16, "mask"), Budget(116, "mask")
     assert suite.compile_gemms(preset("qwen3-8b"), PLAN, [small], [large]) == 5
-    assert forwards == [([(1, 1), (2, 2)], [small]), ([(40, 1)], [large])]
+    assert forwards == [([(1, 1), (2, 2)], [small]), ([(40, 1), (40, 4)], [large])]
     assert (24576, Epilogue()) in {(x.n, x.epilogue) for x, budget, _ in alone if budget is large}
 
 
@@ -259,7 +266,7 @@ def test_the_suite_measures_writes_and_goes_on(on_cpu, tmp_path):
     data = json.loads(out.read_text())
     ops = [cell["op"] for cell in data["cells"]]
     # 2 batches: alone on 16 and 132, beside on 16 with the prompt's side; 2 prompts; launches
-    assert (ops.count("decode_step"), ops.count("prefill"), ops.count("layer_launch")) == (6, 4, 1)
+    assert (ops.count("decode_step"), ops.count("prefill"), ops.count("layer_launch")) == (6, 6, 1)
     assert not [cell["error"] for cell in data["cells"] if "error" in cell]
     partition = next(c for c in data["cells"] if c["op"] == "prefill" and "of_gemm" in c)
     assert partition["of_chip"] > 0
@@ -275,9 +282,9 @@ def test_a_task_that_fails_is_a_cell_and_is_tried_again(on_cpu, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(measure, "time_prompt", lambda *a: 1 / 0)
         output = run_suite(suite.command, out, "--batches", "1")
-    assert "2 tasks left" in output
+    assert "4 tasks left" in output
     errors = [c["error"] for c in json.loads(out.read_text())["cells"] if "error" in c]
-    assert errors == ["ZeroDivisionError: division by zero"] * 2
+    assert errors == ["ZeroDivisionError: division by zero"] * 4
     assert "0 tasks left" in run_suite(suite.command, out, "--batches", "1", "--resume")
     assert not [c for c in json.loads(out.read_text())["cells"] if "error" in c]
 
