@@ -320,7 +320,7 @@ def _scaling(parameters: Mapping[str, Any], max_position: int | None) -> Scaling
             attention_factor=parameters.get("attention_factor"),
             mscale=parameters.get("mscale"),
             mscale_all_dim=parameters.get("mscale_all_dim"),
-            truncate=need("truncate", True),
+            truncate=parameters.get("truncate", True) or False,  # null is no
         )
     raise ArgumentError(
         f"rope_type {kind!r} is not there: use default, linear, llama3 or yarn, or make a table of "

@@ -14,6 +14,10 @@ from smkern.rope import Rope
 if TYPE_CHECKING:
     import torch
 
+OTHER_TYPES: Mapping[Architecture, tuple[str, ...]] = {"llama": ("internlm3", "iquestcoder")}
+"""Types of which transformers makes the same model."""
+DEFAULT_WINDOW, DEFAULT_WINDOW_LAYERS = 4096, 28
+"""transformers' sliding_window of Mistrals and Qwens, and max_window_layers of Qwens."""
 MOST_LAYERS = 512
 """Layers whose names are compared with those that a checkpoint leaves unquantized."""
 
@@ -102,10 +106,11 @@ def _names(hf: Mapping[str, Any], name: str) -> list[str]:
 
 def _architecture(hf: Mapping[str, Any]) -> Architecture:
     named = _names(hf, "architectures")
+    model_type = str(hf.get("model_type"))
     for name in named:
         if name in ARCHITECTURES:
+            _check_type(name, model_type, hf)
             return ARCHITECTURES[name]
-    model_type = str(hf.get("model_type"))
     for architecture in () if named else ARCHITECTURES.values():
         if model_type == architecture:
             return architecture
@@ -115,12 +120,24 @@ def _architecture(hf: Mapping[str, Any]) -> Architecture:
     )
 
 
+def _check_type(name: str, model_type: str, hf: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an architecture of another model's type, whose maths differ."""
+    served = {ARCHITECTURES[name], *OTHER_TYPES.get(ARCHITECTURES[name], ())}
+    if hf.get("model_type") is not None and model_type not in served:
+        raise ConfigError(
+            f"architectures names {name} with model_type={model_type!r}: they disagree, and "
+            f"transformers goes by the type; give it as one of {sorted(served)}, or choose another "
+            "model"
+        )
+
+
 def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
     """Raise ConfigError for options that change the maths and are not served."""
     wanted: dict[str, tuple[Any, ...]] = {
         "mlp_bias": (None, False),
         "hidden_act": (None, "silu"),
         "is_encoder_decoder": (None, False),
+        "is_causal": (None, True),
     }
     if architecture != "qwen2":  # whose layers have one, whatever a file says
         wanted["attention_bias"] = (None, False)
@@ -133,15 +150,33 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
                 f"{name}={value!r}: the operators serve {served[-1]!r} alone; convert the "
                 "checkpoint, or choose another model"
             )
-    # Mistral's files that do not say it mean transformers' default.
-    windows = hf.get("sliding_window", 4096 if architecture == "mistral" else None)
-    layers = [kind for kind in _names(hf, "layer_types") if kind != "full_attention"]
-    # Mistrals know no use_sliding_window; Qwens have a sliding_window that it turns off.
+    _check_windows(hf, architecture)
+
+
+def _check_windows(hf: Mapping[str, Any], architecture: Architecture) -> None:
+    """Raise ConfigError for layers that do not attend to the whole context."""
+    kinds = [kind for kind in _names(hf, "layer_types") if kind != "full_attention"]
+    if any(kind != "sliding_attention" for kind in kinds):
+        raise ConfigError(
+            f"layer_types names {sorted(set(kinds))}: the decoder's layers attend to the whole "
+            "context; choose a model with full attention"
+        )
+    # Mistrals know no use_sliding_window; Qwens have a sliding_window that it turns off, and
+    # max_window_layers that attend to everything all the same.
     is_qwen = architecture.startswith("qwen")
     used = architecture == "mistral" or bool(hf.get("use_sliding_window", not is_qwen))
-    if layers or (windows is not None and used):
+    if is_qwen and hf.get("layer_types"):  # which decide alone
+        used = False
+    elif is_qwen:
+        full = _get(hf, "max_window_layers", DEFAULT_WINDOW_LAYERS)
+        used = used and full < _need(hf, "num_hidden_layers")
+    # files that do not say it mean transformers' default
+    says_none = architecture == "llama" and not kinds
+    window = hf.get("sliding_window", None if says_none else DEFAULT_WINDOW)
+    masks_nothing = window is not None and window >= _need(hf, "max_position_embeddings")
+    if (kinds or (used and window is not None)) and not masks_nothing:
         raise ConfigError(
-            f"sliding_window={windows!r} on {len(layers) or 'all'} layers: the decoder's layers "
+            f"sliding_window={window!r} on {len(kinds) or 'all'} layers: the decoder's layers "
             "attend to the whole context; choose a model with full attention"
         )
 

@@ -130,6 +130,7 @@ def test_published_files_of_qwen2_and_mistral():
     assert ModelConfig.from_hf(mistral) == preset("mistral-nemo")
 
 
+SLIDING = {"use_sliding_window": True, "layer_types": None, "max_window_layers": 0}
 REFUSED = [
     ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*there is \['LlamaForCausalLM'"),
     ({"architectures": [], "model_type": "mamba"}, "'mamba'"),
@@ -138,8 +139,11 @@ REFUSED = [
     ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ({"head_dim": 80}, r"head_dim=80: attention serves \[64, 96, 128, 256\]"),
     ({"num_key_value_heads": 3}, "4 query heads over 3 KV heads"),
-    ({"use_sliding_window": True, "sliding_window": 128}, "sliding_window=128"),
+    (SLIDING | {"sliding_window": 128}, "sliding_window=128"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "on 1 layers"),
+    ({"layer_types": ["chunked_attention"] * 2}, r"layer_types names \['chunked_attention'\]"),
+    ({"model_type": "granite"}, "with model_type='granite': they disagree"),
+    ({"is_causal": False}, "is_causal=False: the operators serve True"),
     ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
     ({"dtype": "float64"}, "dtype='float64'"),
     ({"hidden_size": None}, "hidden_size=None: config.json must give it"),
@@ -222,10 +226,31 @@ def test_a_model_that_names_a_window_uses_it(family):
 def test_a_mistral_that_says_nothing_of_a_window_has_one():
     """As transformers reads such a file."""
     contents = hf_config("mistral").to_dict()
+    contents["max_position_embeddings"] = 8192
     del contents["sliding_window"]
     assert transformers.MistralConfig().sliding_window == 4096
     with pytest.raises(ConfigError, match="sliding_window=4096 on all layers"):
         ModelConfig.from_hf(contents)
+
+
+def test_a_window_that_masks_nothing_is_none():
+    mistral = hf_config("mistral").to_dict()
+    most = mistral["max_position_embeddings"]
+    assert ModelConfig.from_hf(mistral | {"sliding_window": most}) == ModelConfig.from_hf(mistral)
+    qwen2 = hf_config("qwen2").to_dict()
+    full = {"use_sliding_window": True, "sliding_window": 16}
+    wanted = ModelConfig.from_hf(qwen2)
+    assert ModelConfig.from_hf(qwen2 | full) == wanted, "layer_types decide alone"
+    full |= {"layer_types": None, "max_window_layers": qwen2["num_hidden_layers"]}
+    assert ModelConfig.from_hf(qwen2 | full) == wanted
+    with pytest.raises(ConfigError, match="sliding_window=16 on all layers"):
+        ModelConfig.from_hf(qwen2 | full | {"max_window_layers": 0})
+
+
+def test_another_type_of_the_same_model_is_served():
+    llama = hf_config("llama").to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    assert ModelConfig.from_hf(llama | {"model_type": "internlm3"}) == ModelConfig.from_hf(llama)
+    assert ModelConfig.from_hf(llama | {"model_type": None}) == ModelConfig.from_hf(llama)
 
 
 def test_layers_of_qwen2_with_a_window_are_refused():

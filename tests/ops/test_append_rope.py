@@ -135,6 +135,11 @@ CONFIGS = [
         Rope(128, scaling=Yarn(4.0, 32768)),
     ),
     (
+        {"head_dim": 128, "max_position_embeddings": 32768,
+         "rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": None}},
+        Rope(128, scaling=Yarn(4.0, 32768, truncate=False)),
+    ),
+    (
         {"head_dim": 64, "max_position_embeddings": 131072,
          "rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 4096,
                           "truncate": False, "beta_fast": 16}},
