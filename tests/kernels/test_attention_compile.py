@@ -52,7 +52,9 @@ def test_prompts_of_e4m3_caches_come_by_boxes(head_dim, tmp_path):
 
 @needs_nvcc
 @pytest.mark.parametrize("fp8_cache", [False, True])
-@pytest.mark.parametrize("head_dim, teams", [(64, 4), (64, 2), (96, 3), (128, 3), (128, 2), (256, 1)])
+@pytest.mark.parametrize(
+    ("head_dim", "teams"), [(64, 4), (64, 2), (96, 3), (128, 3), (128, 2), (256, 1)]
+)
 def test_a_team_takes_the_shared_memory_that_it_is_given(
     head_dim, teams, fp8_cache, tmp_path, monkeypatch
 ):
