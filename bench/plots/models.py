@@ -51,7 +51,8 @@ def _step(cell: Cell) -> str:
 
 
 def _prompt(cell: Cell) -> str:
-    return f"{cell['case']['model']}, 1 x {cell['case']['tokens']}"
+    case = cell["case"]
+    return f"{case['model']}, {case['batch']} x {case['tokens']}"
 
 
 def _step_marks(cells: Sequence[Cell]) -> list[Mark]:

@@ -8,7 +8,7 @@ from typing import Any
 from smkern.bench.model.cases import limit_of
 from smkern.bench.model.rows import DECODE, KERNEL, PREFILL, is_plain, of
 from smkern.bench.results import Results
-from smkern.bench.rows import Cell
+from smkern.bench.rows import Cell, grouped
 from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
 
 STEPS_A_LINE = 9
@@ -78,13 +78,16 @@ def prefill_table(cells: Iterable[Cell]) -> str:
     """Rates of a prefill alone: rows of models and figures, columns of SM budgets."""
     passes = [cell for cell in of(cells, PREFILL) if cell.get("us") and is_plain(cell)]
     entries = []
-    for model, tokens in dict.fromkeys((c["case"]["model"], c["case"]["tokens"]) for c in passes):
+    for title, prompts in grouped(passes, _prompt).items():
         for label, name, style in PREFILL_FIGURES:
-            for cell in passes:
-                if (cell["case"]["model"], cell["case"]["tokens"]) == (model, tokens):
-                    text = format(cell[name], style) if cell.get(name) else ""
-                    entries.append((f"{model} 1 x {tokens}, {label}", cell["num_sms"], text))
+            for cell in prompts:
+                text = format(cell[name], style) if cell.get(name) else ""
+                entries.append((f"{title}, {label}", cell["num_sms"], text))
     return pivot("prefill \\ SMs", entries)
+
+
+def _prompt(cell: Cell) -> str:
+    return "{model} {batch} x {tokens}".format_map(cell["case"])
 
 
 def breakdown_table(cells: Iterable[Cell]) -> str:
