@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smkern.measure.sm_clock import Clock, NoClock
-from smkern.measure.timing import Timing, current_stream, run_eagerly
+from smkern.measure.timing import Timing, run_eagerly
 
 WINDOW_US = 40_000.0
 """How long the streams are kept busy, unless more is asked for."""
@@ -49,7 +49,7 @@ class Load:
         """The work with the time of its second call, with nothing beside it."""
         run_eagerly(call, stream)
         begin, end = _event(), _event()
-        with current_stream(stream):
+        with torch.cuda.stream(stream):
             begin.record(stream)
             call(0)
             end.record(stream)
@@ -109,7 +109,7 @@ def time_together(
     torch.cuda.synchronize()
     gate = torch.cuda.Stream()
     opened = _event()
-    with current_stream(gate):
+    with torch.cuda.stream(gate):
         torch.cuda._sleep(GATE_CYCLES)
         opened.record(gate)
     queues = {name: _Queue(load, calls_in(window, load), opened) for name, load in loads.items()}
@@ -196,7 +196,7 @@ def _bursts(
     spans = []
     for name, load in ROUNDS * list(probes.items()):
         begin, end = _event(), _event()
-        with current_stream(load.stream):
+        with torch.cuda.stream(load.stream):
             begin.record(load.stream)
             for i in range(calls[name]):
                 load.call(i)
@@ -220,7 +220,7 @@ class _Queue:
         """Enqueue a share of the calls; whether any is left."""
         done = len(self.events) - 1
         stop = min(self.calls, done + math.ceil(share * self.calls))
-        with current_stream(self.load.stream):
+        with torch.cuda.stream(self.load.stream):
             for i in range(done, stop):
                 self.load.call(i)
                 event = _event()

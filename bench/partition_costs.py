@@ -15,7 +15,6 @@ from smkern.bench.host_timing import host_time
 from smkern.bench.reader import Reader
 from smkern.bench.rows import Cell, cost_cell, has_cell
 from smkern.errors import SmkernError
-from smkern.measure.timing import current_stream
 
 OP = "partition_cost"
 LADDER_MIB = 200.0
@@ -99,7 +98,7 @@ def _query_row(kind: str, place: Green) -> Cell:
     case = {"name": "current_num_sms", "stream": kind}
     row: Cell = {"op": OP, "case": case, "provider": "smkern", "unit": "us"}
     try:
-        with current_stream(place.stream):
+        with torch.cuda.stream(place.stream):
             answer = smkern.current_num_sms()
             us = host_time(lambda i: smkern.current_num_sms(), drain=False).us_median
     except SmkernError as error:

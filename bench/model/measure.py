@@ -24,7 +24,6 @@ from smkern.measure.partitions import Place
 from smkern.measure.timing import (
     Case,
     Timing,
-    current_stream,
     run_eagerly,
     time_interleaved,
     try_eagerly,
@@ -126,7 +125,7 @@ class Measurer:
 
     def launch(self, case: DecodeCase, place: Place) -> Iterator[Cell]:
         """Host time of launching one layer of a step."""
-        with closing(self.model.decode(case.batch, place)) as loop, current_stream(place.stream):
+        with closing(self.model.decode(case.batch, place)) as loop, torch.cuda.stream(place.stream):
             us = layer_launch_us(self.model.decoder, loop.step)
         head = our_head(LAUNCH, case.about, place)
         yield head | {"value": round(us, 2), "unit": "us"}
@@ -213,7 +212,7 @@ class Measurer:
 def planned(step: Step, place: Place) -> Step:
     """The step with a plan for a place's budget, awaited."""
     torch.cuda.synchronize()  # its lengths were made on another stream
-    with current_stream(place.stream):
+    with torch.cuda.stream(place.stream):
         step = step.planned()
     torch.cuda.synchronize()
     return step

@@ -14,7 +14,7 @@ from smkern import ops
 from smkern.bench.model.cases import CONTEXT, SHORTER, ModelPlan
 from smkern.bench.ops.sampling import Settings
 from smkern.measure.partitions import Place
-from smkern.measure.timing import Call, current_stream
+from smkern.measure.timing import Call
 from smkern.models import (
     ActivationBuffers,
     DecodeGraph,
@@ -186,7 +186,7 @@ class DecodeLoop:
     def check(self, model: str) -> None:
         """Run a step; ValueError where it ended a request or its logits are not finite."""
         self._wait()  # the lengths were filled on another stream
-        with current_stream(self.place.stream):
+        with torch.cuda.stream(self.place.stream):
             self.call(0)
         self._wait()
         batch = len(self.lengths)

@@ -12,7 +12,7 @@ from torch import Tensor
 from smkern import ops
 from smkern.bench.model.model import Model
 from smkern.measure.partitions import Place
-from smkern.measure.timing import Timing, current_stream
+from smkern.measure.timing import Timing
 from smkern.models import Step
 from smkern.models.activations import QuantizedRows
 from smkern.models.layers import DenseLayer, Layer, Scales
@@ -50,12 +50,12 @@ def time_prompt(
 
     found: dict[str, list[tuple[Any, Any]]] = {"whole": [], "gemms": []}
     for run in (whole, products):  # compiles and loads
-        with current_stream(place.stream):
+        with torch.cuda.stream(place.stream):
             run()
         torch.cuda.synchronize()
     if not bool(torch.isfinite(step.buffers.logits).all()):
         raise ValueError(f"{model.plan.model}, a prompt: logits are not finite")
-    with current_stream(place.stream):
+    with torch.cuda.stream(place.stream):
         for index in range(ROUNDS + 1):
             for name, run in (("whole", whole), ("gemms", products)):
                 span = _timed(run, place.stream)

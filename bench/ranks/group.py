@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from smkern.measure.partitions import Partitions, Place
-from smkern.measure.timing import Case, Timing, capture, current_stream
+from smkern.measure.timing import Case, Timing, capture
 from smkern.models import TensorParallel
 from smkern.models.tensor_parallel import Collective
 
@@ -60,7 +60,7 @@ class RankGroup:
         """Microseconds of a call, from graphs of `count`."""
         graphs = {}
         for name, call in calls.items():
-            with current_stream(place.stream):
+            with torch.cuda.stream(place.stream):
                 call(0)
             self.wait()
             graphs[name] = capture(Case(call, place.stream, count))
@@ -85,7 +85,7 @@ class RankGroup:
             for name, run in runs.items():
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 self.wait()
-                with current_stream(place.stream):
+                with torch.cuda.stream(place.stream):
                     torch.cuda._sleep(HEAD_START_CYCLES)
                     self.nccl[0].all_reduce(self._one)
                     begin.record(place.stream)

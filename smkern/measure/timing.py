@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,13 +91,6 @@ def rounds_for(replay_us: float, *, budget_us: float, at_least: int = 3, at_most
     return max(at_least, min(at_most, rounds)) | 1
 
 
-@contextmanager
-def current_stream(stream: Any) -> Iterator[None]:
-    """Make `stream` torch's current one; the CUDA context stays, even for a green stream."""
-    with torch.cuda.stream(stream):
-        yield
-
-
 def capture(case: Case) -> torch.cuda.CUDAGraph:
     """Capture the case's calls on its stream. The caller must have run the case eagerly before.
 
@@ -106,7 +98,7 @@ def capture(case: Case) -> torch.cuda.CUDAGraph:
     captures thousands of graphs, so this begins and ends the capture itself.
     """
     graph = torch.cuda.CUDAGraph()
-    with current_stream(case.stream):
+    with torch.cuda.stream(case.stream):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for i in range(case.calls):
@@ -198,7 +190,7 @@ def _replay_rounds(
     if not graphs:
         return {}
     torch.cuda.synchronize()
-    with current_stream(cases[next(iter(graphs))].stream):
+    with torch.cuda.stream(cases[next(iter(graphs))].stream):
         torch.cuda._sleep(_HEAD_START_CYCLES)
         last = _event()
         last.record(cases[next(iter(graphs))].stream)
@@ -208,7 +200,7 @@ def _replay_rounds(
             stream = cases[name].stream
             stream.wait_event(last)
             start, last = _event(), _event()
-            with current_stream(stream):
+            with torch.cuda.stream(stream):
                 start.record(stream)
                 graphs[name].replay()
                 last.record(stream)
@@ -236,7 +228,7 @@ def _rotated(names: Sequence[str], by: int) -> list[str]:
 
 def run_eagerly(call: Call, stream: Any) -> None:
     """Run one call on `stream` and wait: compiles, loads, and allocates library workspaces."""
-    with current_stream(stream):
+    with torch.cuda.stream(stream):
         call(0)
     torch.cuda.synchronize()
 

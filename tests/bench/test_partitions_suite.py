@@ -126,7 +126,7 @@ def clock(monkeypatch) -> Clock:
         (partitions, "Driver"): FakeDriver,
         (partitions, "device_info"): lambda: info,
         (partition_costs, "Driver"): FakeDriver,
-        (partition_costs, "current_stream"): lambda stream: nullcontext(),
+        (torch.cuda, "stream"): lambda stream: nullcontext(),
         (smkern, "ladder"): FakeLadder,
         (smkern, "device_info"): lambda: info,
         (smkern, "current_num_sms"): lambda: TOTAL,
