@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -52,31 +53,32 @@ def reference(call: Call) -> torch.Tensor:
 
 
 class FakeKernels:
-    """Launches by torch on raw addresses; remembers what was asked."""
+    """Remembers what was asked; `launch` is what a family's kernels do."""
 
     def __init__(self) -> None:
         self.loaded: set[Any] = set()
         self.prepared: list[tuple[Any, Any, Any]] = []
         self.launches: list[tuple[Any, ...]] = []
 
-    def variants(self, problem: Problem) -> tuple[Any, ...]:
+    def variants(self, problem: Any) -> Any:
         return (("variant", problem.cols, problem.aligned),)
 
-    def is_loaded(self, problem: Problem) -> bool:
+    def is_loaded(self, problem: Any) -> bool:
         return self.loaded.issuperset(self.variants(problem))
 
-    def prepare(self, problem: Problem, config: Any, budget: Budget) -> Any:
+    def prepare(self, problem: Any, config: Any, budget: Budget) -> Any:
         self.loaded.update(self.variants(problem))
         self.prepared.append((problem, config, budget))
+        return partial(self.launch, problem)
 
-        def launch(stream: int, x: int, total: int, by_at: int, out: int, *rest: Any) -> None:
-            self.launches.append((stream, *rest))
-            *_, x_step, total_step, out_step, by = rest
-            shape = problem[:2]
-            call = Call(memory(x, shape, (x_step, 1)), memory(total, shape, (total_step, 1)), by)
-            memory(out, shape, (out_step, 1)).copy_(reference(call))
-
-        return launch
+    def launch(self, problem: Any, stream: int, *given: Any) -> None:
+        """The small operator's, by torch on raw addresses."""
+        x, total, _, out, *rest = given
+        self.launches.append((stream, *rest))
+        *_, x_step, total_step, out_step, by = rest
+        shape = problem[:2]
+        call = Call(memory(x, shape, (x_step, 1)), memory(total, shape, (total_step, 1)), by)
+        memory(out, shape, (out_step, 1)).copy_(reference(call))
 
 
 class FakeOperator:

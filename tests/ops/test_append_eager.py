@@ -13,13 +13,13 @@ from smkern.kernels.append_launch import NUMBERS, POINTERS, SCALARS, STRIDES, va
 from smkern.ops.append.call import Call
 from smkern.ops.append.dispatch import of_step
 from smkern.ops.append.operators import APPEND, APPEND_KV
-from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import append as reference
 from smkern.rope import Rope
 from smkern.tuning.append import APPEND_FAMILY, VECTOR, AppendProblem, Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, check_caches, make, plain_options
 from tests.ops.conftest import FakeProfile, memory, streams_of
+from tests.ops.operator_cases import FakeKernels, FakeOperator
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": FP8}
 
@@ -81,43 +81,28 @@ def append(p: AppendProblem, a: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-class FakeDevice:
-    """One device: its dispatcher, its streams (a number each) and whether a capture is on."""
+class AppendFakes(FakeKernels):
+    """The append's kernels, on raw addresses."""
 
-    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
-        self.loaded: set[Any] = set()
-        self.prepared: list[Any] = []
-        self.launches: list[tuple[int, dict[str, Any]]] = []
-        self.stream, self.is_capturing = 7, False
-        self.budgets = {7: Budget(132, "grid", True), 8: Budget(32, "mask", False)}
-        profile: Any = FakeProfile(capability)
-        streams = streams_of(self)
-        self.dispatcher: OperatorDispatcher[AppendProblem, Any] = OperatorDispatcher(
-            profile,
-            lambda: self,
-            lambda p, budget: APPEND_FAMILY.select(p, budget, profile).config,
-            of_step,
-        )
-        self.eager, self.eager_kv = (
-            EagerOperator(op, -1, self.dispatcher, streams) for op in (APPEND, APPEND_KV)
-        )
-
-    def variants(self, problem: AppendProblem) -> tuple[Any, ...]:
+    def variants(self, problem: AppendProblem) -> Any:
         return variants_of(problem, 90)
 
-    def is_loaded(self, problem: AppendProblem) -> bool:
-        return replace(problem, tokens=1, batch=1) in self.loaded
+    def launch(self, problem: AppendProblem, stream: int, *values: Any) -> None:
+        self.launches.append((stream, *values))
+        append(problem, dict(zip(NAMES, values, strict=True)))
 
-    def prepare(self, problem: AppendProblem, config: Any, budget: Budget) -> Any:
-        self.loaded.add(replace(problem, tokens=1, batch=1))
-        self.prepared.append((problem, config, budget))
 
-        def launch(stream: int, *values: Any) -> None:
-            given = dict(zip(NAMES, values, strict=True))
-            self.launches.append((stream, given))
-            append(problem, given)
+class FakeDevice(FakeOperator):
+    """One device with both operators."""
 
-        return launch
+    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
+        profile: Any = FakeProfile(capability)
+
+        def select(problem: AppendProblem, budget: Budget) -> Any:
+            return APPEND_FAMILY.select(of_step(problem), budget, profile).config
+
+        super().__init__(APPEND, capability, AppendFakes(), select)
+        self.eager_kv = EagerOperator(APPEND_KV, -1, self.dispatcher, streams_of(self))
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         call = Call(*args, **options)
@@ -156,8 +141,7 @@ def test_values_and_pointers(device, case, place):
         out = {"new": None, "out": torch.empty_like(args[0]), "in-place": args[0]}[place]
         assert torch.equal(device(*args, **options, out=out, check=True), want)
     check_caches(args, same)
-    stream, _ = device.launches[0]
-    assert (stream, len(device.launches)) == (7, 1)
+    assert [stream for stream, *_ in device.kernels.launches] == [7]
 
 
 def test_rows_that_are_not_whole_16_bytes(device):
@@ -167,7 +151,7 @@ def test_rows_that_are_not_whole_16_bytes(device):
     apart.copy_(args[0])
     want = device(*args, **options)
     assert torch.equal(device(apart, *args[1:], **options), want)
-    assert [x[0].aligned for x in device.prepared] == [True, False]
+    assert [x[0].aligned for x in device.kernels.prepared] == [True, False]
 
 
 def test_a_capture_loads_nothing(device):
@@ -187,7 +171,7 @@ def test_a_capture_loads_nothing(device):
 def test_nothing_to_do_launches_nothing(device):
     args, options = make(replace(ALL, requests=()))
     assert device(*args, **options).shape == (0, 4, 64)
-    assert not device.launches
+    assert not device.kernels.launches
 
 
 def test_overlap_is_looked_at_in_every_call(device):

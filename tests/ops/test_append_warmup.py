@@ -48,7 +48,7 @@ VARIED = [
 def test_appends_after_a_warmup_load_nothing(calls, case):
     device = FakeDevice()
     work, report = warm(device, calls)
-    assert report.launched == len(device.launches) == 2
+    assert report.launched == len(device.kernels.launches) == 2
     assert len(work.compile) == work.variants
     device.is_capturing = True
     steps = (case, replace(case, requests=DECODE.requests), replace(case, requests=((90, 99),)))

@@ -25,7 +25,7 @@ from smkern.tuning.config import Budget
 from smkern.tuning.grouped import configs_of
 from smkern.tuning.moe import PermuteProblem, UnpermuteProblem, candidates
 from tests.ops.conftest import memory
-from tests.ops.operator_cases import FakeOperator
+from tests.ops.operator_cases import FakeKernels, FakeOperator
 from tests.ops.tensors import ints, rows
 
 BF16 = torch.bfloat16
@@ -33,32 +33,23 @@ WHOLE = Budget(132, "mask", True)
 OFFSETS = torch.tensor([0, 1, 2, 3, 5], dtype=torch.int32)
 
 
-class FakeKernels:
+class MoeFakes(FakeKernels):
     """A family's kernels that work on raw addresses, as theirs would be given them."""
 
     def __init__(self, op: Operator[Any]) -> None:
-        self.op = op
-        self.real: Any = (GroupedKernels if op is GROUPED else MoeKernels)(90)
-        self.loaded: set[Any] = set()
-        self.problems: list[Any] = []
+        super().__init__()
+        self.variants = (GroupedKernels if op is GROUPED else MoeKernels)(90).variants
         self.workspaces: list[int] = []
-
-    def variants(self, problem: Any) -> Any:
-        return self.real.variants(problem)
-
-    def is_loaded(self, problem: Any) -> bool:
-        return self.loaded.issuperset(self.variants(problem))
-
-    def prepare(self, problem: Any, config: Any, budget: Budget) -> Any:
-        self.loaded.update(self.variants(problem))
-        self.problems.append(problem)
-        runs: dict[str, Any] = {
+        runs = {
             "moe_permute": self._permute,
             "moe_unpermute": self._sum,
             "grouped_gemm": self._gemm,
         }
-        run = runs.get(self.op.name)
-        return lambda stream, *given: run and run(problem, *given)
+        self._run: Any = runs.get(op.name)
+
+    def launch(self, problem: Any, stream: int, *given: Any) -> None:
+        if self._run is not None:
+            self._run(problem, *given)
 
     def _permute(
         self, p: PermuteProblem, x: int, experts: int, rows: int, offsets: int, index: int,
@@ -106,7 +97,7 @@ def device_of(op: Operator[Any]) -> FakeOperator:
         found: Any = configs_of(problem, 90) if op is GROUPED else candidates(problem, budget)
         return found[0]
 
-    return FakeOperator(op, kernels=FakeKernels(op), select=select)
+    return FakeOperator(op, kernels=MoeFakes(op), select=select)
 
 
 def strided(x: Tensor, pad: int = 8) -> Tensor:
@@ -128,7 +119,7 @@ def test_what_a_permutation_is_given(pad: int, tokens: int) -> None:
         found = device.eager(Permute(x, experts, 16, given))
         assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
     wanted = PermuteProblem(tokens, 4, 16, 64, aligned=pad == 8)
-    assert set(device.kernels.problems) == {wanted}
+    assert {problem for problem, *_ in device.kernels.prepared} == {wanted}
     assert len(device.kernels.workspaces) == (2 if tokens == 300 else 0)
 
 
@@ -145,7 +136,7 @@ def test_what_a_sum_is_given(pad: int, residual: bool) -> None:
         assert device.eager(Unpermute(y, index, weights, added, added)) is added
         assert torch.equal(added, want)
     wanted = UnpermuteProblem(5, 4, 64, residual, aligned=pad == 8)
-    assert device.kernels.problems[0] == wanted
+    assert device.kernels.prepared[0][0] == wanted
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
@@ -167,7 +158,7 @@ def test_what_a_grouped_gemm_is_given(swiglu: bool) -> None:
         for given in (None, out):
             found = device.eager(Grouped(a, w, offsets, swiglu, out=given))
             assert torch.equal(found, want), name
-        assert device.kernels.problems[-1].aligned == aligned, name
+        assert device.kernels.prepared[-1][0].aligned == aligned, name
 
 
 def test_check_reads_offsets_before_a_launch_and_not_in_a_capture() -> None:
@@ -192,7 +183,7 @@ def test_nothing_is_launched_without_rows() -> None:
     assert device.eager(Grouped(rows(0), torch.zeros(4, 32, 64).to(BF16), OFFSETS)).shape == (0, 32)
     device = device_of(UNPERMUTE)
     assert device.eager(Unpermute(rows(), ints(), torch.ones(0, 2))).shape == (0, 64)
-    assert not device.kernels.problems
+    assert not device.kernels.prepared
     # offsets are written, whatever there is
     problem = PERMUTE.problem(Permute(rows(0), torch.zeros(0, 2).int(), 4), True)
     assert problem == PermuteProblem(0, 2, 4, 64)

@@ -18,9 +18,8 @@ from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, num
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.ops.rows.warmup import RowsCalls
 from smkern.ops.warming import Target
-from smkern.tuning.config import Budget
-from smkern.tuning.rows import RowsConfig, RowsProblem
-from tests.ops.operator_cases import FakeOperator
+from smkern.tuning.rows import RowsProblem
+from tests.ops.operator_cases import FakeKernels, FakeOperator
 from tests.ops.tensors import rows
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -160,22 +159,14 @@ def test_steps_are_counted_as_the_kernels_do(offset: int) -> None:
     assert not found.aligned
 
 
-class FakeKernels:
-    """Remembers what was asked; launches nothing."""
+class RowsKernels(FakeKernels):
+    """Launches nothing."""
 
-    def __init__(self) -> None:
-        self.loaded: set[Any] = set()
-        self.launches: list[tuple[Any, ...]] = []
-
-    def variants(self, problem: RowsProblem) -> tuple[Any, ...]:
+    def variants(self, problem: RowsProblem) -> Any:
         return ((problem.op, problem.width, problem.dtype, problem.aligned),)
 
-    def is_loaded(self, problem: RowsProblem) -> bool:
-        return self.loaded.issuperset(self.variants(problem))
-
-    def prepare(self, problem: RowsProblem, config: RowsConfig, budget: Budget) -> Any:
-        self.loaded.update(self.variants(problem))
-        return lambda *given: self.launches.append((problem, *given))
+    def launch(self, *given: Any) -> None:
+        self.launches.append(given)
 
 
 def eager(op: Operator[Any], kernels: FakeKernels) -> EagerOperator[Any]:
@@ -193,7 +184,7 @@ def eager(op: Operator[Any], kernels: FakeKernels) -> EagerOperator[Any]:
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_a_launch_has_the_kernels_parameters(op: Operator[Any], call: Any) -> None:
-    kernels = FakeKernels()
+    kernels = RowsKernels()
     out = eager(op, kernels)(call)
     ((problem, stream, *values),) = kernels.launches
     assert problem.op == op.name
@@ -240,7 +231,7 @@ def test_the_work_of_a_warmup() -> None:
     assert [op.name for op, _ in made] == [
         "rms_norm", "add_rms_norm", "add_rms_norm", "silu_and_mul", "embedding",
     ]  # fmt: skip
-    kernels = FakeKernels()
+    kernels = RowsKernels()
     target = Target(-1, 132, [], (True,))
     for op, call in made:
         work = work_of(op, [call], target, eager(op, kernels))

@@ -26,6 +26,7 @@ from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, At
 from smkern.tuning.cells import Tuned
 from tests.ops.attention.cases import FP8, Case, make
 from tests.ops.conftest import FakeProfile
+from tests.ops.operator_cases import FakeKernels
 from tests.ops.tensors import default_dtype, misplaced
 
 pytestmark = pytest.mark.slow
@@ -46,11 +47,11 @@ STEPS = [
 ]
 
 
-class FakeMerges:
+class FakeMerges(FakeKernels):
     """`MERGE` on the fake device: a variant is what chooses its code."""
 
     def __init__(self, device):
-        self.loaded = set()
+        super().__init__()
         eager = device.eager
         profile, kernels = eager.dispatcher.profile, lambda: self
         dispatcher = OperatorDispatcher(profile, kernels, lambda problem, budget: None)
@@ -59,12 +60,8 @@ class FakeMerges:
     def variants(self, problem):
         return [problem._replace(states=0, rows=0)]
 
-    def is_loaded(self, problem):
-        return self.loaded.issuperset(self.variants(problem))
-
-    def prepare(self, problem, config, budget):
-        self.loaded.update(self.variants(problem))
-        return lambda stream, *values: None
+    def launch(self, problem, stream, *given):
+        pass
 
 
 def works_of(device, merges, calls=CALLS, target=TARGET):
