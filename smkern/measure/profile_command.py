@@ -43,19 +43,18 @@ def open_launches(config: ModelConfig, rungs: list[int]) -> Iterator[tuple[Model
         DeviceError: no GPU.
         OutOfPagesError: it has not the memory.
     """
-    from smkern.kv import KvPool, KvSizes
+    from smkern.kv import KvPool
     from smkern.kv.storage import pages_in_free_memory
     from smkern.measure.launches import ModelLaunches
     from smkern.models import Decoder, Weights
     from smkern.partition import ladder
     from smkern.runtime.cuda_device import CudaDevice
+    from smkern.runtime.loading import kv_sizes
 
     with ladder(rungs) as splits:
         device = CudaDevice(splits)
         decoder = Decoder(config, Weights.random(config, device="cuda"))
-        kv = KvSizes(
-            config.num_layers, config.num_kv_heads, config.head_dim, PAGE_SIZE, config.dtype
-        )
+        kv = kv_sizes(config, PAGE_SIZE, None)
         pages = pages_in_free_memory(kv, decoder.device, 1.0, LEFT_BYTES)
         pool = KvPool(kv, num_pages=min(pages, POOL_TOKENS // PAGE_SIZE), reuse=False)
         launches = ModelLaunches(decoder, pool, device)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import smkern.integrations.transformers as st
-from smkern.kv import KvPool, KvSizes
 from smkern.models import SamplingParams
 from smkern.partition import Ladder
 from smkern.runtime.device import Work
@@ -18,6 +17,7 @@ from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane
 from smkern.runtime.request import Request
+from tests.runtime.alone import pool_of
 
 NEW = 6
 """Tokens of every request."""
@@ -30,10 +30,8 @@ class Serving:
         self, model: Any, texts: Sequence[Sequence[int]], *, ladder: Ladder | None = None
     ) -> None:
         layers = st.Layers(model)
-        c = layers.config
-        sizes = KvSizes(c.num_layers, c.num_kv_heads, c.head_dim, 16, c.dtype)
-        pool = KvPool(sizes, num_pages=64, device=layers.device, reuse=False)
-        self.num_layers = c.num_layers
+        pool = pool_of(layers.config, 64, device=layers.device, reuse=False)
+        self.num_layers = layers.config.num_layers
         self.executor = ModelExecutor(
             layers, pool, ladder=ladder, max_running=4, max_prefill=2, max_tokens=512,
             max_context=512,

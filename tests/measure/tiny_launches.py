@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smkern.kv import KvPool, KvSizes
 from smkern.measure.launches import ModelLaunches
 from smkern.models import Decoder, ModelConfig, Weights
 from smkern.runtime.host_device import HostDevice
 from tests.models.generation import tiny
+from tests.runtime.alone import pool_of
 
 
 @contextmanager
@@ -18,8 +18,7 @@ def tiny_launches(
 ) -> Iterator[ModelLaunches]:
     """With a split of 32 SMs for decode; `sizes` as `ModelLaunches` takes them."""
     config = tiny() if config is None else config
-    kv = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
-    pool = KvPool(kv, num_pages=num_pages, device="cpu", reuse=False)
+    pool = pool_of(config, num_pages, reuse=False)
     decoder = Decoder(config, Weights.random(config))
     made = ModelLaunches(decoder, pool, HostDevice(rungs=[32]), **sizes)
     yield made

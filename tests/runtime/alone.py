@@ -69,10 +69,10 @@ def workload(
 
 def pool_of(
     config: ModelConfig, num_pages: int, page_size: int = 16, *, device: Any = "cpu",
-    reuse: bool = True,
+    dtype: torch.dtype | None = None, reuse: bool = True,
 ) -> KvPool:  # fmt: skip
     """Pages of a model's sizes."""
-    sizes = kv_sizes(config, page_size, None)
+    sizes = kv_sizes(config, page_size, dtype)
     return KvPool(sizes, num_pages=num_pages, device=device, reuse=reuse)
 
 

@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 import smkern
 from smkern import LLM
 from smkern.errors import ArgumentError, ConfigError
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, ModelConfig, Weights, calibrate_kv, quantize
 from smkern.models.loader import SINGLE
 from tests.models.fp8_checkpoints import CONFIGS, SIZES, write
 from tests.models.generation import greedy, make_llm, random_prompts, tiny
 from tests.models.peers import assert_same, hf_config
+from tests.runtime.alone import pool_of
 
 pytestmark = pytest.mark.slow
 
@@ -105,10 +105,9 @@ def test_tokens_served_in_fp8_depend_on_the_request_alone(kind: Any):
     scales = torch.tensor([[0.5, 0.25], [0.125, 2.0]])
     weights = replace(Weights.random(config, 3, dtype=kind), kv_scales=scales)
     decoder = Decoder(weights.config, weights, batch_invariant=True)
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, dtype=FP8)
 
     def served(prompts: list[list[int]]) -> list[tuple[int, ...]]:
-        pool = KvPool(sizes, num_pages=64, device="cpu", reuse=False)
+        pool = pool_of(config, 64, dtype=FP8, reuse=False)
         mux = smkern.serve(decoder, pool, max_running=8, max_tokens=128)
         handles = [mux.submit(prompt, greedy()) for prompt in prompts]
         for _ in mux.run():

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import smkern
-from smkern.kv import KvPool, KvSizes
 from smkern.models import (
     Decoder,
     ModelConfig,
@@ -24,6 +23,7 @@ from tests.models.fp8_checkpoints import SIZES
 from tests.models.peers import FAMILIES, hf_config, prompts
 from tests.models.session import Session
 from tests.models.test_fp8_decoder import KINDS, distance, exact
+from tests.runtime.alone import pool_of
 
 FP8 = torch.float8_e4m3fn
 TEXTS = tuple(range(2, 130, 6))
@@ -117,12 +117,11 @@ def test_served_tokens_depend_on_the_request_alone(cache: torch.dtype):
     weights = calibrate_kv(_weights("qwen3", "fp8-block"), prompts(COUNTS))
     config = weights.config
     decoder = Decoder(config, weights, batch_invariant=True)
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, dtype=cache)
     texts = prompts([9 + 7 * i for i in range(24)])
     greedy = SamplingParams(max_new_tokens=12, ignore_eos=True)
 
     def served(max_running: int) -> list[list[int]]:
-        pool = KvPool(sizes, num_pages=1024, device="cuda", reuse=False)
+        pool = pool_of(config, 1024, device="cuda", dtype=cache, reuse=False)
         mux = smkern.serve(decoder, pool, max_running=max_running, max_tokens=512, max_context=512)
         handles = [mux.submit(text, greedy) for text in texts]
         for _ in mux.run():

@@ -11,13 +11,13 @@ from cuda.bindings import driver
 
 from smkern import LLM
 from smkern.errors import StalledError
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.runtime import ModelExecutor, Multiplexer
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.place import Place
 from tests.gpu.models.support import small_weights
 from tests.models.generation import assert_nothing_leaked, greedy
+from tests.runtime.alone import pool_of
 
 NEW = 12
 
@@ -54,8 +54,7 @@ def test_an_llm_generates_again_behind_an_interrupted_launch(weights, turn, monk
 def test_a_launch_that_hangs_is_left_behind_by_force(weights: Weights) -> None:
     """The stream waits for a number that the host writes at last."""
     config = weights.config
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim)
-    pool = KvPool(sizes, num_pages=64, device="cuda")
+    pool = pool_of(config, 64, device="cuda")
     executor = ModelExecutor(
         Decoder(config, weights), pool, max_running=4, max_prefill=2, max_tokens=256
     )

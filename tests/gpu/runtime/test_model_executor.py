@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import smkern
-from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
@@ -20,6 +19,7 @@ from smkern.runtime.place import Lane, Place
 from smkern.runtime.request import Request
 from smkern.runtime.ticket import Ticket
 from tests.gpu.models.support import small_weights
+from tests.runtime.alone import pool_of
 
 LENGTHS = [300, 17, 9, 129, 64, 511, 40, 33]
 NEW = 24
@@ -113,9 +113,7 @@ class Run:
 
 @contextmanager
 def executor(decoder: Decoder, rungs: Sequence[int] = RUNGS) -> Iterator[ModelExecutor]:
-    config = decoder.config
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
-    pool = KvPool(sizes, num_pages=256, device="cuda", reuse=False)
+    pool = pool_of(decoder.config, 256, device="cuda", reuse=False)
     with smkern.ladder(rungs) as ladder:
         made = ModelExecutor(
             decoder, pool, ladder=ladder, max_running=16, max_prefill=4, max_tokens=1024

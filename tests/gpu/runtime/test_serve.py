@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from random import Random
 
 import smkern
-from smkern.kv import KvPool, KvSizes
+from smkern.kv import KvPool
 from smkern.models import Decoder, ModelConfig, SamplingParams
 from smkern.runtime import Multiplexer
 from tests.gpu.models.support import small_weights
+from tests.runtime.alone import pool_of
 
 RUNG = 16
 LENGTHS = [300, 17, 9, 129, 64, 511, 40, 33]
@@ -23,8 +24,7 @@ def serving(
     """A small model on a split, with graphs captured ahead for these rungs."""
     weights = small_weights(max_position=2048)
     config = weights.config
-    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim)
-    pool = KvPool(sizes, num_pages=num_pages, device="cuda", reuse=reuse)
+    pool = pool_of(config, num_pages, device="cuda", reuse=reuse)
     policy = smkern.policies.StaticSplit(RUNG, layers=1, move=False)
     with smkern.ladder([RUNG]) as ladder:
         mux = smkern.serve(
