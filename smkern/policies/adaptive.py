@@ -12,7 +12,6 @@ from smkern.latency.predictor import Predictor
 from smkern.limits import as_float
 from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import check_counts
 from smkern.policies.chunk_size import ChunkSize
 from smkern.policies.decision import Decision
 from smkern.policies.lateness import Lateness
@@ -121,17 +120,15 @@ class Adaptive(BasePolicy):
         late: float = LATE,
         modes: tuple[Mode, ...] = MODES,
     ) -> None:
-        check_counts({"max_prefill_tokens": max_prefill_tokens})
         if not isinstance(modes, tuple | list) or not modes or not set(modes) <= set(MODES):
             raise ArgumentError(f"modes={modes!r}: give one or more of {MODES}")
         if not 0 <= as_float("late", late) < 1:
             raise ArgumentError(f"late={late}: give a share of tokens, 0 or more, under 1")
-        settings = {
-            "max_prefill_tokens": max_prefill_tokens,
-            "late": None if late == LATE else late,
-            "modes": None if set(modes) == set(MODES) else tuple(modes),
-        }
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        super().__init__(
+            predictor, tbt_slo_ms, ttft_slo_ms, order, {"max_prefill_tokens": max_prefill_tokens},
+            late=None if late == LATE else late,
+            modes=None if set(modes) == set(MODES) else tuple(modes),
+        )  # fmt: skip
         self._saturation = Saturation(self._predictor)
         self._predictor = Corrected(self._predictor, rate=RATE)
         self.lateness = Lateness(self._limits.tbt_us, late, FIRST_AIMS)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
 from smkern.limits import as_float
+from smkern.policies.check import JOINS, check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.order import Order, order_named
 from smkern.policies.settings import (
@@ -28,12 +29,13 @@ class BasePolicy(ABC):
 
     Args:
         predictor, tbt_slo_ms, ttft_slo_ms, order: As all policies take them.
-        settings: What else it is made of, by name, to be shown; None is not.
+        counts: Whole numbers that it is made of, by name, to be shown; None is not.
         margin: Share of the time between tokens that no launch is planned to use.
+        settings: What else it is made of, to be shown.
 
     Raises:
-        ArgumentError: no such order, a limit or margin that is none, or a limit without a
-            predictor.
+        ArgumentError: no such order or join, a count below 1, a limit or margin that is none, or a
+            limit without a predictor.
     """
 
     decodes_alone_steadily = True
@@ -54,9 +56,13 @@ class BasePolicy(ABC):
         tbt_slo_ms: float | None,
         ttft_slo_ms: float | None,
         order: str | Order,
-        settings: Mapping[str, object],
+        counts: Mapping[str, int | None],
         margin: float = 0.0,
+        **settings: object,
     ) -> None:
+        check_counts(counts)
+        if (join := settings.get("join", JOINS[0])) not in JOINS:
+            raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
         if not 0 <= as_float("margin", margin) < 1:
             raise ArgumentError(f"margin={margin}: give a share of the limit, 0 or more, under 1")
         check_predictor(predictor, tbt_slo_ms if "tbt" in self.heeds else None)
@@ -69,7 +75,7 @@ class BasePolicy(ABC):
         self.predictor = predictor
         """As it was given; timelines say beside each launch what it expects."""
         self._predictor: Any = predictor
-        self._settings = {**settings, "margin": margin or None}
+        self._settings = {**counts, **settings, "margin": margin or None}
         self.order = order_named(order)
 
     @abstractmethod

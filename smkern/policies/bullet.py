@@ -10,7 +10,6 @@ from smkern.latency.predictor import Predictor
 from smkern.limits import as_flag
 from smkern.policies.admission import Batch, chunks_of, whole_prompts
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUPS_AHEAD, layers_left, split
 from smkern.policies.order import Order
@@ -101,13 +100,10 @@ class Bullet(BasePolicy):
         pauses: bool = True,
         margin: float = 0.0,
     ) -> None:
-        settings = {
-            "layers": layers,
-            "reorder": as_flag("reorder", reorder),
-            "pauses": as_flag("pauses", pauses),
-        }
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
-        check_counts({"layers": layers})
+        super().__init__(
+            predictor, tbt_slo_ms, ttft_slo_ms, order, {"layers": layers}, margin,
+            reorder=as_flag("reorder", reorder), pauses=as_flag("pauses", pauses),
+        )  # fmt: skip
         self._layers = layers
         self._reorder = reorder
         self._pauses = pauses

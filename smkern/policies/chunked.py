@@ -6,7 +6,6 @@ from smkern.latency.predictor import Predictor
 from smkern.limits import as_flag
 from smkern.policies.admission import admitted, ids_of, taken
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import check_counts
 from smkern.policies.chunk_size import ChunkSize
 from smkern.policies.decision import Decision
 from smkern.policies.order import Order
@@ -72,11 +71,11 @@ class Chunked(BasePolicy):
         margin: float = 0.0,
         ahead: bool = True,
     ) -> None:
-        check_counts({"chunk_tokens": chunk_tokens, "steps": steps})
         if chunk_tokens is None and tbt_slo_ms is None:
             chunk_tokens = CHUNK_TOKENS
-        settings = {"chunk_tokens": chunk_tokens, "steps": steps, "ahead": as_flag("ahead", ahead)}
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
+        counts = {"chunk_tokens": chunk_tokens, "steps": steps}
+        flag = as_flag("ahead", ahead)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, counts, margin, ahead=flag)
         self._chunk_tokens = chunk_tokens
         if tbt_slo_ms is None:
             self._predictor = None

@@ -10,7 +10,6 @@ from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, chunks_of, whole_prompts
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import JOINS, check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, layers_left, split
 from smkern.policies.order import Order
@@ -93,14 +92,11 @@ class Drift(BasePolicy):
                 f"groups={groups!r}: give decode's shares of the SMs, ascending, above 0 and below "
                 f"1, such as {GROUPS}"
             )
-        settings = {
-            "groups": None if tuple(groups) == GROUPS else tuple(groups),
-            "max_prefill_tokens": max_prefill_tokens, "join": join,
-        }  # fmt: skip
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
-        check_counts({"max_prefill_tokens": max_prefill_tokens})
-        if join not in JOINS:
-            raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
+        counts = {"max_prefill_tokens": max_prefill_tokens}
+        shown = None if tuple(groups) == GROUPS else tuple(groups)
+        super().__init__(
+            predictor, tbt_slo_ms, ttft_slo_ms, order, counts, margin, groups=shown, join=join
+        )
         self._groups = tuple(groups)
         self._max_tokens = max_prefill_tokens
         self._join: Literal["polled", "gang"] = join

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import admitted, chunks_of, ids_of
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import MAX_STEPS, check_counts
+from smkern.policies.check import MAX_STEPS
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import layers_left
 from smkern.policies.order import Order
@@ -99,9 +99,8 @@ class DuetServe(BasePolicy):
         token_budget: int = TOKEN_BUDGET,
         margin: float = 0.0,
     ) -> None:
-        settings = {"token_budget": token_budget}
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
-        check_counts(settings)
+        counts = {"token_budget": token_budget}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, counts, margin)
         self._budget = token_budget
 
     def decide(self, snapshot: Snapshot) -> Decision:

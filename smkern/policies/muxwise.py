@@ -9,7 +9,6 @@ from smkern.latency.predictor import Predictor
 from smkern.limits import as_flag
 from smkern.policies.admission import Batch, chunks_of, whole_prompts
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
 from smkern.policies.order import Order
@@ -85,9 +84,8 @@ class MuxWise(BasePolicy):
         margin: float = 0.0,
     ) -> None:
         counts = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
-        settings = {**counts, "preempt": as_flag("preempt", preempt)}
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
-        check_counts(counts)
+        flag = as_flag("preempt", preempt)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, counts, margin, preempt=flag)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
         self._preempt = preempt

@@ -5,7 +5,6 @@ from __future__ import annotations
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import ids_of, whole_prompts
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import layers_left
 from smkern.policies.order import Order
@@ -57,9 +56,8 @@ class PrefillFirst(BasePolicy):
         max_prefill_tokens: int | None = None,
         steps: int = 2,
     ) -> None:
-        settings = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
-        check_counts(settings)
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        counts = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, counts)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
 

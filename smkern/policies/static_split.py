@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
 from smkern.limits import as_flag
 from smkern.policies.admission import Batch, admitted, chunks_of
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import JOINS, check_counts
+from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
 from smkern.policies.order import TOKEN_US, Order
@@ -88,22 +87,15 @@ class StaticSplit(BasePolicy):
         decode_shares: bool = False,
         join: Literal["polled", "gang"] = "polled",
     ) -> None:
+        check_counts({"decode_sms": decode_sms})
         counts = {
-            "decode_sms": decode_sms,
-            "layers": layers,
-            "steps": steps,
-            "max_prefill_tokens": max_prefill_tokens,
-            "preempt_shorter_than": preempt_shorter_than,
-        }
-        check_counts(counts)
-        if join not in JOINS:
-            raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
-        settings = {
             "layers": layers, "steps": steps, "max_prefill_tokens": max_prefill_tokens,
-            "preempt_shorter_than": preempt_shorter_than, "move": as_flag("move", move),
-            "decode_shares": as_flag("decode_shares", decode_shares) or None, "join": join,
+            "preempt_shorter_than": preempt_shorter_than,
         }  # fmt: skip
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        super().__init__(
+            predictor, tbt_slo_ms, ttft_slo_ms, order, counts, move=as_flag("move", move),
+            decode_shares=as_flag("decode_shares", decode_shares) or None, join=join,
+        )  # fmt: skip
         self.decode_sms = decode_sms
         self._layers = layers
         self._steps = steps

@@ -7,7 +7,6 @@ from math import inf
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import admitted, chunks_of, ids_of
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, layers_left
 from smkern.policies.order import Order
@@ -65,9 +64,8 @@ class Temporal(BasePolicy):
         steps: int = 2,
         margin: float = 0.0,
     ) -> None:
-        settings = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
-        check_counts(settings)
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings, margin)
+        counts = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, counts, margin)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import admitted, chunks_of
 from smkern.policies.base import BasePolicy
-from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
 from smkern.policies.order import Order
@@ -55,9 +54,8 @@ class TwoStreams(BasePolicy):
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         steps: int = 2,
     ) -> None:
-        settings = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
-        check_counts(settings)
-        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        counts = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, counts)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
 
