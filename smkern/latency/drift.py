@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from smkern.latency.sample import Sample
 from smkern.latency.solo import SoloRun
 from smkern.latency.work import Size
 
 
-class Drift:
+class Drift(SoloRun):
     """Per-partition regressions of prefill and decode, contention left out.
 
     The paper finds that prompts beside decode rows contend little, for all their kernels but
@@ -35,13 +32,6 @@ class Drift:
         >>> round(drift.alone_us(Size((Chunk(3000),), 1, 1, True), 100))
         60005
     """
-
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self._solo = SoloRun(samples)
-
-    def alone_us(self, size: Size, num_sms: int) -> float:
-        """As `SoloRun.alone_us`."""
-        return self._solo.alone_us(size, num_sms)
 
     def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         """1, as beside nothing."""

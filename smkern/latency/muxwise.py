@@ -11,7 +11,7 @@ from smkern.latency.solo import SoloRun
 from smkern.latency.work import Size
 
 
-class MuxWise:
+class MuxWise(SoloRun):
     """What either phase takes alone, times the worst slowdown of decode in the pair's cell.
 
     The solo-run predictor is DRIFT's (`SoloRun`). The guard holds the largest slowdown of decode by
@@ -40,9 +40,9 @@ class MuxWise:
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         samples = list(samples)
-        self._solo = SoloRun(samples)
+        super().__init__(samples)
         self._guard = ContentionGuard()
-        partitions = self._solo.partitions("decode")
+        partitions = self.partitions("decode")
         for sample in samples:
             self.observe(sample.size, sample.num_sms, sample.us, sample.beside, sample.beside_sms)
         if not self._guard:
@@ -51,10 +51,6 @@ class MuxWise:
                 f"{len(samples)} samples, so the guard knows no slowdown; measure pairs: smkern "
                 "profile --model"
             )
-
-    def alone_us(self, size: Size, num_sms: int) -> float:
-        """As `SoloRun.alone_us`."""
-        return self._solo.alone_us(size, num_sms)
 
     def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         """The guard's for a decode step beside prompts, at least 1; else 1."""
@@ -90,8 +86,8 @@ class MuxWise:
         """
         if size.chunks or not size.batch or beside is None or not beside.chunks:
             return False
-        partitions = self._solo.partitions("decode")
+        partitions = self.partitions("decode")
         if not partitions[0] <= num_sms <= partitions[-1]:
             return False
-        slowdown = us / self._solo.alone_us(size, num_sms)
+        slowdown = us / self.alone_us(size, num_sms)
         return self._guard.raise_to(Cell.of(size, num_sms, beside), slowdown)
