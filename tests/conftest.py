@@ -6,6 +6,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from smkern.kernels.cute import compile as cute
 
 TESTS = Path(__file__).parent
 SERVER = ("openai", "prometheus_client", "pydantic", "starlette", "transformers", "uvicorn")
+MARKS = {
+    "fuzz": pytest.mark.slow,
+    # they look at `Multiplexer.errors`; the warning has tests of its own
+    "runtime": pytest.mark.filterwarnings("ignore:the policy .* failed"),
+}
+"""What all tests of a folder have."""
 NOT_RUN = pytest.StashKey[Counter[str]]()
 
 if find_spec("hypothesis"):  # absent from a GPU machine without a network
@@ -27,6 +34,7 @@ if find_spec("hypothesis"):  # absent from a GPU machine without a network
     settings.load_profile("smkern")
 
 
+@cache
 def _why_not(folder: str) -> str | None:
     """Why the tests of a folder cannot run in this process, or None."""
     if folder == "gpu" and not torch.cuda.is_available():
@@ -74,6 +82,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if files := len(list(collection_path.rglob("test_*.py"))):
         config.stash[NOT_RUN][why_not] = files
     return True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file named on the command line is collected all the same: say why it is not run."""
+    for item in items:
+        if TESTS not in item.path.parents:
+            continue
+        folder = item.path.relative_to(TESTS).parts[0]
+        if why_not := _why_not(folder):
+            item.add_marker(pytest.mark.skip(reason=why_not))
+        if folder in MARKS:
+            item.add_marker(MARKS[folder])
 
 
 def pytest_collection_finish() -> None:

@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -27,13 +26,6 @@ SEED = os.environ.get("SMKERN_TEST_SEED") or (str(secrets.randbits(31)) if HOURS
 FIRST = int(os.environ.get("SMKERN_FUZZ_CASE", "0"))
 
 Cases = Callable[[int], Iterator[Random]]
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -11,15 +11,6 @@ import smkern
 from smkern.kernels.cute import compile as cute
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file named on the command line is collected all the same: say why it is not run."""
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if "gpu" in item.path.parent.parts:
-            item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
-
-
 @pytest.fixture(scope="session")
 def device() -> int:
     """Index of the GPU under test."""
