@@ -15,25 +15,9 @@ from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
-from tests.bench.doubles import resumed, run_suite
+from tests.bench.doubles import FakePartitions, resumed, run_suite
 
 pytestmark = pytest.mark.slow
-
-
-class FakePartitions:
-    full = SimpleNamespace(budget=Budget(132, "grid", True))
-
-    def __init__(self, *args, **kwargs) -> None:
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error) -> None:
-        pass
-
-    def at(self, num_sms):
-        return SimpleNamespace(stream=None, budget=Budget(num_sms, "mask", False))
 
 
 @pytest.fixture
@@ -43,7 +27,7 @@ def fake_gpu(cuda, monkeypatch):
     info = SimpleNamespace(num_sms=20, sm_granularity=2)
     patches = {
         (host_cost, "dispatcher_of"): lambda: offline_dispatcher(profile, None),
-        (host_cost, "Partitions"): FakePartitions,
+        (host_cost, "Partitions"): lambda *budgets, **options: FakePartitions(cuda),
         (host_cost, "GemmOperands"): lambda n, k, m, num_sets: GemmOperands(
             8, 8, 128, device="cpu", num_sets=num_sets
         ),

@@ -11,22 +11,13 @@ import torch
 
 from smkern import LLM
 from smkern.errors import ConfigError, RequestError
+from tests.models.conftest import family, folder, peer
 from tests.models.generation import Letters, greedy, make_llm
 from tests.models.peers import FAMILIES, Peer, hf_config, make_peer
 
+__all__ = ["family", "folder", "peer"]
+
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def peer(request: pytest.FixtureRequest) -> Peer:
-    torch.manual_seed(7)
-    return make_peer(request.param)
-
-
-@pytest.fixture
-def folder(peer: Peer, tmp_path: Path) -> Path:
-    peer.model.save_pretrained(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -124,7 +115,7 @@ def _save_tokenizer(folder: Path, vocab_size: int) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("peer", [x for x in FAMILIES if x != "qwen2"], indirect=True)
+@pytest.mark.parametrize("family", [x for x in FAMILIES if x != "qwen2"], indirect=True)
 def test_a_folder_brings_weights_and_tokenizer(peer: Peer, folder: Path) -> None:
     _save_tokenizer(folder, peer.model.config.vocab_size)
     llm = LLM(folder, device="cpu", num_pages=16)
