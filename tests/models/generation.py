@@ -101,6 +101,18 @@ class Letters:
         return text
 
 
+class Raising(Letters):
+    """Raises at the text of one token."""
+
+    def __init__(self, token: int = -1) -> None:
+        self.token = token
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        if self.token in token_ids:
+            raise UnicodeError("planted")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
 class Torn(Letters):
     """A tokenizer whose tokens are bytes that may end inside a character."""
 

@@ -12,7 +12,7 @@ import torch
 from smkern import LLM
 from smkern.errors import ConfigError, RequestError
 from tests.models.conftest import family, folder, peer
-from tests.models.generation import Letters, greedy, make_llm
+from tests.models.generation import Letters, Raising, greedy, make_llm
 from tests.models.peers import FAMILIES, Peer, hf_config, make_peer
 
 __all__ = ["family", "folder", "peer"]
@@ -67,24 +67,12 @@ def test_an_ending_token_is_not_in_the_text() -> None:
     assert chr(ord("a") + last) not in (done.text or "")
 
 
-class Torn(Letters):
-    """Raises at the text of one token, and at a prompt."""
-
-    def __init__(self, token: int) -> None:
-        self._token = token
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        if self._token in token_ids:
-            raise UnicodeError("planted")
-        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-
 def test_a_tokenizer_that_raises_ends_its_own_request_alone() -> None:
     prompts = [ids_of("hello"), ids_of("world"), ids_of("again")]
     whole = make_llm().generate(prompts, greedy(12))
     others = {token for x in (*whole[:1], *whole[2:]) for token in (*prompts[x.index], *x.tokens)}
     bad = next(token for token in whole[1].tokens if token not in others)
-    llm = make_llm(tokenizer=Torn(bad))
+    llm = make_llm(tokenizer=Raising(bad))
     done = llm.generate(prompts, greedy(12))
     assert [x.finish_reason for x in done] == ["length", "error", "length"]
     assert [x.tokens for x in (done[0], done[2])] == [x.tokens for x in (whole[0], whole[2])]

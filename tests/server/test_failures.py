@@ -13,7 +13,7 @@ import pytest
 from smkern.errors import ConfigError
 from smkern.server.engine import serve_connection
 from smkern.server.messages import Failed, Fault
-from tests.models.generation import Letters
+from tests.models.generation import Letters, Raising
 from tests.server.serving import (
     NAME,
     Chatting,
@@ -73,20 +73,13 @@ def test_a_device_that_is_lost_ends_the_engine_and_every_client_hears_it(fault, 
         assert caught.value.status_code == 503
 
 
-class Torn(Chatting):
-    """Raises at the text of one token."""
-
-    token = -1
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        if self.token in token_ids:
-            raise UnicodeError("planted")
-        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+class RaisingChat(Raising, Chatting):
+    """Raises at the text of one token; it has a chat template."""
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_tokenizer_that_raises_ends_its_own_request(streams: bool) -> None:
-    torn = Torn()
+    torn = RaisingChat()
     with running(with_tensors, tokenizer=torn) as server:
         asked: dict[str, Any] = {"model": NAME, "prompt": "hello", "temperature": 0}
         asked |= {"max_tokens": 30, "extra_body": {"return_token_ids": True}}
