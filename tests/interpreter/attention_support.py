@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, starmap
 
 import torch
@@ -14,6 +14,7 @@ from smkern.kernels.attention.triton_device import attention_items
 from smkern.kernels.attention.triton_launch import passes
 from smkern.ops.reference.fp8 import dequantize
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from tests.ops.attention import cases
 from tests.ops.attention.by_hand import attention_by_hand
 
 
@@ -79,44 +80,34 @@ class Inputs:
     page_table: Tensor
     page_indptr: Tensor | None
     sinks: Tensor | None
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    keys: list[Tensor]
+    values: list[Tensor]
 
 
 def inputs(case: Case, seed: int = 0) -> Inputs:
     """Random queries and shuffled pages; NaN in unused pages and in keys that nobody sees."""
-    generator = torch.Generator().manual_seed(seed)
-    pages = [-(-kv_len // case.page_size) for kv_len in case.kv_lens]
-    total = sum(pages) + 3
-    order = torch.randperm(total, generator=generator).int()
-    row = (total, case.page_size, case.kv_heads, case.head_dim)
-    dtype = torch.float8_e4m3fn if case.fp8 else torch.float16
-    caches = [torch.full(row, torch.nan).to(dtype) for _ in range(2)]
-    found: list[list[Tensor]] = [[], []]
-    table = torch.full((len(pages), max(pages) + 1), 1 << 30, dtype=torch.int32)
-    table[:, -1] = -5
-    at = 0
+    torch.manual_seed(seed)
+    made = cases.make(
+        cases.Case(
+            case.requests, case.q_heads, case.kv_heads, case.head_dim, case.page_size,
+            cache_dtype=cases.FP8 if case.fp8 else None, flat=case.flat,
+            options={"sinks": True} if case.sinks else {},
+        )
+    )  # fmt: skip
+    q, *caches, table, _ = made.args
+    indptr = made.options.get("page_indptr")
     for request, (q_len, kv_len) in enumerate(case.requests):
-        mine = order[at : at + pages[request]]
-        table[request, : len(mine)] = mine
-        at += len(mine)
-        unseen = max(0, kv_len - q_len - case.window + 1) if case.window else 0
-        for cache, tensors in zip(caches, found, strict=True):
-            x = torch.randn(kv_len, case.kv_heads, case.head_dim, generator=generator).to(dtype)
-            tensors.append(x.double())
-            poisoned = x.float()
-            poisoned[:unseen] = torch.nan
-            for key in range(kv_len):
-                page = mine[key // case.page_size]
-                cache[page, key % case.page_size] = poisoned[key].to(dtype)
-    tokens = case.cu_q_lens[-1]
-    q = torch.randn(tokens, case.q_heads, case.head_dim, generator=generator).half()
-    indptr = None
-    if case.flat:
-        table = torch.cat([table[i, :n] for i, n in enumerate(pages)] + [table[0, -1:]])
-        indptr = torch.tensor([0, *torch.tensor(pages).cumsum(0).tolist()], dtype=torch.int32)
-    sinks = torch.randn(case.q_heads, generator=generator) if case.sinks else None
-    return Inputs(q, *caches, table, indptr, sinks, *found)
+        unseen = torch.arange(max(0, kv_len - q_len - case.window + 1) if case.window else 0)
+        pages = table[request] if indptr is None else table[indptr[request] :]
+        for cache in caches if len(unseen) else ():
+            cache[pages[unseen // case.page_size].long(), unseen % case.page_size] = torch.nan
+    if indptr is None:
+        table[table < 0] = 1 << 30
+        table[:, -1] = -5
+    else:
+        table = torch.cat([table, table.new_tensor([-5])])
+    sinks = made.options.get("sinks")
+    return Inputs(q, *caches, table, indptr, sinks, made.keys, made.values)
 
 
 def answer(case: Case, given: Inputs) -> tuple[Tensor, Tensor]:
