@@ -3,9 +3,12 @@
 import random
 
 import pytest
+import torch
 
+from smkern.autotune import measure
 from smkern.autotune.raw import Measurement
 from smkern.autotune.shortlist import problems, shortlist
+from smkern.measure.timing import Timing
 from smkern.tuning.config import Budget
 from smkern.tuning.cost_constants import DEFAULTS, NAMES, CostConstants
 from smkern.tuning.cost_model import predict_us
@@ -35,3 +38,27 @@ def measurements(profile: FlatProfile, truth: CostConstants) -> list[Measurement
                 us *= chance.gauss(1, 0.02)
                 found.append(Measurement(problem, budget, config, us, 0.01, predicted_us))
     return found
+
+
+@pytest.fixture
+def timed(request, monkeypatch):
+    """The rounds that were asked for: [(names, rounds, calls a graph)].
+
+    A case is known by its place among the good ones, and takes what the module's `SPEED` has there.
+    """
+    asked = []
+
+    def time_interleaved(cases, *, rounds, errors):
+        asked.append((sorted(cases), rounds, [case.calls for case in cases.values()]))
+        for case in cases.values():
+            case.call(case.first_set)
+        speeds = [*request.module.SPEED.values()]
+        return {name: Timing((speeds[int(name)],) * rounds) for name in cases}
+
+    def try_eagerly(call, stream):
+        call(0)
+
+    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(measure, "try_eagerly", try_eagerly)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return asked

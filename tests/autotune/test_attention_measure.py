@@ -5,7 +5,6 @@ from math import isnan, nan
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from smkern.autotune import measure
 from smkern.autotune.attention import FAMILY, AttentionTuner
@@ -14,7 +13,6 @@ from smkern.autotune.raw import Measurement
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.measure.attention import AttentionOperands
-from smkern.measure.timing import Timing
 from smkern.tuning.attention.select import ATTENTION_FAMILY
 from smkern.tuning.attention.shapes import AttentionConfig, Budget
 
@@ -54,26 +52,6 @@ class FakeDispatcher:
         return bind
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """The rounds that were asked for."""
-    found = []
-
-    def time_interleaved(cases, *, rounds, errors):
-        found.append((len(cases), rounds, [case.calls for case in cases.values()]))
-        return {
-            name: Timing((us,) * rounds) for name, us in zip(cases, SPEED.values(), strict=False)
-        }
-
-    def run_once(call, stream):
-        call(0)
-
-    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
-    monkeypatch.setattr(measure, "try_eagerly", run_once)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return found
-
-
 @pytest.fixture(params=["decode", "prefill"])
 def tuner(request, profile):
     steps = {"batches": (2,), "lengths": (40,), "prompts": ()}
@@ -89,7 +67,7 @@ def measure_all(tuner, *configs):
     return tuner.measure(problem, PLACE, dict.fromkeys(configs, 12.0))
 
 
-def test_every_candidate_is_checked_and_the_good_ones_are_timed(tuner, asked):
+def test_every_candidate_is_checked_and_the_good_ones_are_timed(tuner, timed):
     found = measure_all(tuner, DEFAULT, OTHER, WRONG, TURNED, REFUSED)
     assert [item.config for item in found[:2]] == [DEFAULT, OTHER]
     assert [item.us for item in found[:2]] == [20.0, 10.0]
@@ -98,13 +76,13 @@ def test_every_candidate_is_checked_and_the_good_ones_are_timed(tuner, asked):
     assert "other bits" in errors[TURNED]
     assert errors[REFUSED] == "ArgumentError: no such team: use fewer"
     assert all(isnan(item.us) for item in found[2:])
-    ((count, rounds, calls),) = asked
-    assert count == 2
+    ((names, rounds, calls),) = timed
+    assert len(names) == 2
     assert 1 <= rounds <= 3
     assert all(1 <= n <= measure.CALLS_A_GRAPH for n in calls)
 
 
-def test_launches_have_the_cases_addresses(tuner, asked):
+def test_launches_have_the_cases_addresses(tuner, timed):
     measure_all(tuner, DEFAULT)
     ops, dispatcher = tuner.operands, tuner.dispatcher
     _, args, stream = dispatcher.launches[0]
@@ -123,7 +101,7 @@ def test_launches_have_the_cases_addresses(tuner, asked):
     assert cu_q_lens == (0 if decode else ops.cu_q_lens.data_ptr())
 
 
-def test_a_failed_launch_leaves_no_counts(tuner, asked):
+def test_a_failed_launch_leaves_no_counts(tuner, timed):
     measure_all(tuner, DEFAULT, TURNED)
     first, again = tuner.dispatcher.plans
     assert first == again, "in place: calls that are fine have its addresses"

@@ -12,7 +12,6 @@ from smkern.autotune.gemm import FAMILY, GemmCase, GemmTuner, best_cell, listed
 from smkern.autotune.raw import Measurement
 from smkern.errors import ArgumentError
 from smkern.measure.gemm import GemmOperands
-from smkern.measure.timing import Timing
 from smkern.tuning import constraints
 from smkern.tuning.cells import Tuned
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
@@ -55,27 +54,6 @@ class FakeDispatcher:
         if config == REFUSED:
             raise ArgumentError("too many stages: use fewer")
         return FakePlan(self, problem, config)
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """The rounds that were asked for: [(names, rounds, calls a graph)]."""
-    asked, order = [], (GOOD, SLOW)
-
-    def time_interleaved(cases, *, rounds, errors):
-        asked.append((sorted(cases), rounds, [case.calls for case in cases.values()]))
-        for case in cases.values():
-            case.call(case.first_set)
-        # a case is known by its place among the good ones
-        return {name: Timing((SPEED[order[int(name)]],) * rounds) for name in cases}
-
-    def try_eagerly(call, stream):
-        call(0)
-
-    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
-    monkeypatch.setattr(measure, "try_eagerly", try_eagerly)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return asked
 
 
 @pytest.fixture
