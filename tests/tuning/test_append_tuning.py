@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -13,7 +12,6 @@ from smkern.tuning.append import (
     AppendConfig,
     AppendProblem,
     Budget,
-    candidates,
     item_tokens,
     kv_count,
     num_items,
@@ -51,31 +49,6 @@ def test_items_use_every_lane_and_pad_little(head_dim, warps, heads):
     assert q * tokens * problem.half_lanes <= 4 * max(lanes, tokens * problem.half_lanes)
     assert -(-q_heads // q) * q <= 1.2 * max(q_heads, 1)
     assert num_items(replace(problem, tokens=5 * tokens), config) == 5
-
-
-@pytest.mark.parametrize("confined", ["grid", "mask"])
-def test_choices_are_legal(confined):
-    for num_sms in (1, 16, 100, 132):
-        for tokens in (1, 8, 512, 8192):
-            for aligned in (True, False):
-                problem = replace(BASE, tokens=tokens, aligned=aligned)
-                budget = Budget(num_sms, confined)
-                config = APPEND_FAMILY.choose(problem, budget, PROFILE)
-                assert APPEND_FAMILY.is_legal(problem, config, budget, PROFILE)
-                assert config in candidates(problem, budget)
-                assert confined == "mask" or config.ctas_per_sm == 1
-
-
-def test_more_sms_are_never_predicted_slower():
-    for tokens in (8, 512, 8192):
-        problem = replace(BASE, tokens=tokens)
-        times = []
-        for num_sms in range(2, 134, 2):
-            budget = Budget(num_sms, "mask")
-            times.append(
-                predict_us(problem, APPEND_FAMILY.choose(problem, budget, PROFILE), budget, PROFILE)
-            )
-        assert all(later <= 1.02 * earlier for earlier, later in pairwise(times))
 
 
 def test_a_long_step_is_bound_by_memory():

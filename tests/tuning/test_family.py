@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -161,6 +162,23 @@ def test_attention_may_measure_what_its_cells_may_hold(q_len: int, heads: Any) -
         for config in family.candidates(problem, budget, PROFILE):
             key = family.key_of(problem, budget)
             assert not family.broken(key, Tuned(config, 1.0), PROFILE), config
+
+
+@EACH
+@pytest.mark.parametrize("confined", ["grid", "mask"])
+@pytest.mark.parametrize("size", [1, 8, 512, 8192])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_choices_are_legal_and_more_sms_never_slower(case, aligned, size, confined) -> None:
+    problem = replace(case.problem, aligned=aligned, **{case.size: size})
+    times = []
+    for num_sms in (1, *range(2, 134, 2)):
+        budget = Budget(num_sms, confined)
+        config = case.family.choose(problem, budget, PROFILE)
+        assert config in case.family.candidates(problem, budget, PROFILE)
+        assert case.family.is_legal(problem, config, budget, PROFILE)
+        assert confined == "mask" or config.ctas_per_sm == 1
+        times.append(case.family.predict_us(problem, config, budget, PROFILE))
+    assert all(later <= 1.02 * earlier for earlier, later in pairwise(times)), times
 
 
 @EACH
