@@ -238,6 +238,18 @@ class Holder:
                 self.flag.copy_(self.one, non_blocking=True)
             torch.cuda.synchronize()
 
+    def check_inside(self, mine: Any, other: Any, run: Callable[[], object], out: Tensor) -> None:
+        """Run on the side `mine` with the other's SMs held, where a CTA placed there would never
+        end; `run` enqueues what makes `out`."""
+        torch.cuda.synchronize()
+        run()  # loads
+        torch.cuda.synchronize()
+        out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        with self.hold(other.stream, other.num_sms):
+            run()
+            assert finishes(mine.stream, 1.0), f"it waits for SMs beside its {mine.num_sms}"
+
     def _count(self) -> int:
         with torch.cuda.stream(self.side):
             self.seen.copy_(self.started, non_blocking=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -19,7 +21,6 @@ from tests.gpu.gemm_support import (
     Launch,
     check,
     check_chain,
-    finishes,
     operands,
     run_config,
 )
@@ -117,20 +118,12 @@ def test_the_bits_are_those_of_gluon():
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_nothing_waits_for_sms_of_the_other_partition(ladder, config):
-    """While the other side's SMs are held, a CTA placed there would never run."""
     case, split, holder = Case(1000, 1032, 1096), ladder.split(decode=16), Holder()
     for mine, other in ((split.decode, split.prefill), (split.prefill, split.decode)):
         x = operands(case)
         run = Launch(case, x, config, Budget(mine.num_sms, "mask"))
         assert run.plan.num_ctas <= mine.num_sms
-        torch.cuda.synchronize()
-        run(mine.raw_stream)  # loads
-        torch.cuda.synchronize()
-        x.out.fill_(float("nan"))
-        torch.cuda.synchronize()
-        with holder.hold(other.stream, other.num_sms):
-            run(mine.raw_stream)
-            assert finishes(mine.stream, 1.0)
+        holder.check_inside(mine, other, partial(run, mine.raw_stream), x.out)
         check(case, x)
 
 

@@ -10,7 +10,7 @@ from smkern.kernels.cute.compile import serves
 from smkern.kernels.cute.cpp import SWIZZLES, CutlassGemm, Launch, Variant, load
 from smkern.kernels.cute.cpp_build import absent, built
 from smkern.tuning.config import Budget, GemmConfig
-from tests.gpu.gemm_support import Case, Holder, Operands, check, finishes, operands, run_config
+from tests.gpu.gemm_support import Case, Holder, Operands, check, operands, run_config
 
 pytestmark = pytest.mark.skipif(built() is None, reason=f"not built; {absent()}")
 
@@ -64,7 +64,6 @@ def test_the_bits_are_those_of_our_kernels(gemm, config):
 
 
 def test_partitions_hold_what_fits_them_and_refuse_the_rest(gemm, ladder):
-    """While the other side's SMs are held, a CTA placed there would never run."""
     case, holder = Case(1000, 1032, 1096), Holder()
     for decode in (16, 40):
         split = ladder.split(decode=decode)
@@ -76,14 +75,7 @@ def test_partitions_hold_what_fits_them_and_refuse_the_rest(gemm, ladder):
                         launch(gemm, variant, case, x, mine.num_sms, mine.raw_stream)
                     continue
                 run = launch(gemm, variant, case, x, mine.num_sms, mine.raw_stream)
-                torch.cuda.synchronize()
-                run()  # loads
-                torch.cuda.synchronize()
-                x.out.fill_(float("nan"))
-                torch.cuda.synchronize()
-                with holder.hold(other.stream, other.num_sms):
-                    run()
-                    assert finishes(mine.stream, 1.0), f"{variant.name} on {mine.num_sms} SMs"
+                holder.check_inside(mine, other, run, x.out)
                 check(case, x)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from smkern.tuning import fp8, fp8_cutlass
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
 from tests.gpu.fp8_support import KINDS, Case, Operands, check, operands, run_config
-from tests.gpu.gemm_support import Holder, check_chain, finishes
+from tests.gpu.gemm_support import Holder, check_chain
 
 pytestmark = pytest.mark.skipif(not is_there(), reason=f"no cubins, and {absent()}")
 
@@ -90,30 +91,17 @@ def test_the_bits_are_those_of_gluon(kind):
     assert all(torch.equal(x, found[-1]) for x in found)
 
 
-def launch_of(case: Case, x: Operands, config: GemmConfig, budget: Budget):
-    """What launches a configuration on a stream, loaded."""
-
-    def launch(stream: torch.cuda.Stream) -> None:
-        with torch.cuda.stream(stream):
-            run_config(case, x, config, budget, checked=False)
-
-    return launch
-
-
 @pytest.mark.parametrize("kind", ["row", "block"])
 def test_nothing_waits_for_sms_of_the_other_partition(ladder, kind):
-    """While the other side's SMs are held, a CTA placed there would never run."""
     case, split, holder = Case(64, 8192, 1024, kind), ladder.split(decode=16), Holder()
     for mine, other in ((split.decode, split.prefill), (split.prefill, split.decode)):
         x = operands(case)
-        launch = launch_of(case, x, CONFIGS[2], Budget(mine.num_sms, "mask"))
-        launch(mine.stream)  # loads
-        torch.cuda.synchronize()
-        x.out.fill_(float("nan"))
-        torch.cuda.synchronize()
-        with holder.hold(other.stream, other.num_sms):
-            launch(mine.stream)
-            assert finishes(mine.stream, 1.0)
+
+        def run(x: Operands = x, mine: Any = mine) -> None:
+            with torch.cuda.stream(mine.stream):
+                run_config(case, x, CONFIGS[2], Budget(mine.num_sms, "mask"), checked=False)
+
+        holder.check_inside(mine, other, run, x.out)
         check(case, x)
 
 
