@@ -18,7 +18,7 @@ from smkern.measure.options import parse_epilogue
 from smkern.strict_json import parse
 from smkern.tuning import cells
 from smkern.tuning.config import GemmConfig, GemmProblem
-from smkern.tuning.table import DEFAULT_CONFIG, config_from_json
+from smkern.tuning.table import DEFAULT_CONFIG
 
 _LONGEST_LINE = 1 << 16
 
@@ -106,7 +106,7 @@ def load(path: Path) -> list[GemmMeasurement]:
                 Measurement(
                     GemmProblem(row["m"], row["n"], row["k"], row["dtype"], epilogue),
                     Budget(row["num_sms"], row["confined"], row["clusters"]),
-                    config_from_json(row["config"]),
+                    cells.checked(GemmConfig, row["config"]),
                     float(row.get("us", "nan")),
                     float(row.get("noise", "nan")),
                     float(row["predicted_us"]),

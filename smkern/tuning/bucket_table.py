@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from smkern.device import Budget
-from smkern.tuning.cells import Cells, Tuned
+from smkern.tuning.cells import Tuned
 
 NEAR = 2
 """How many octaves a bucket may be off for its cell to serve: cells are measured that far apart."""
@@ -83,10 +83,6 @@ class BucketTable(Generic[K, C]):
     def __post_init__(self) -> None:
         for key in sorted(self.cells):  # type: ignore[type-var]
             self._series.setdefault(key.fixed, []).append(key)
-
-    @classmethod
-    def of(cls, cells: Cells[K, Tuned[C]]) -> Self:
-        return cls(cells.meta, cells.cells)
 
     def series(self, wanted: K) -> Iterator[C]:
         """Configurations of the cells that differ from `wanted` in their buckets only."""

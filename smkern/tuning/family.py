@@ -127,7 +127,7 @@ class BucketFamily(Family[P, C]):
         return FlatCodec(self.key, self.default)
 
     def table_of(self, found: Cells[Any, Tuned[C]]) -> BucketTable[Any, C]:
-        return BucketTable.of(found)
+        return BucketTable(found.meta, found.cells)
 
     def broken(self, key: Any, cell: Tuned[C], profile: Profile) -> str:
         for name in key.BUCKETED:

@@ -251,11 +251,6 @@ class CellCodec(Generic[K]):
 
     def decode(self, row: Mapping[str, Any]) -> tuple[K, Cell]:
         key = key_of(self.key, row)
-        config, us = config_from_json(row["config"]), time_us(row["us"])
-        own = config_from_json(row["own"]) if "own" in row else config
+        config, us = checked(GemmConfig, row["config"]), time_us(row["us"])
+        own = checked(GemmConfig, row["own"]) if "own" in row else config
         return key, Cell(config, us, own, time_us(row.get("own_us", us)))
-
-
-def config_from_json(values: Mapping[str, Any]) -> GemmConfig:
-    """The configuration of a line; TypeError or ValueError if it is not one."""
-    return checked(GemmConfig, values)
