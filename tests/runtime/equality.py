@@ -17,6 +17,7 @@ import torch
 
 from smkern.bench.runtime.workload import Sizes, open_executor
 from smkern.models import Decoder, Weights
+from smkern.models.quantization import Kind
 from smkern.runtime.handle import Handle
 from smkern.runtime.multiplexer import Multiplexer
 from tests.runtime.alone import Alone, RequestSpec, each_alone, workload
@@ -50,6 +51,7 @@ class Equality:
         is_fast: Whether the decoder is not batch-invariant: then only those tokens count that
             rounding does not decide.
         seed: Draws the requests.
+        kind: What the linear layers are quantized to; None: nothing.
     """
 
     requests: int
@@ -58,6 +60,7 @@ class Equality:
     longest: int = 600
     is_fast: bool = False
     seed: int = 1
+    kind: Kind | None = None
 
     @property
     def about(self) -> dict[str, Any]:
@@ -67,6 +70,8 @@ class Equality:
             found["layers"] = self.layers
         if self.seed != 1:
             found["seed"] = self.seed
+        if self.kind is not None:
+            found["quantized"] = self.kind
         return {**found, "mode": "fast"} if self.is_fast else found
 
 
@@ -74,6 +79,7 @@ SEED = int(os.environ.get("SMKERN_EQUAL_SEED", "1"))
 """Of the largest workload: processes with a seed each make one of many thousands."""
 EQUALITIES = (
     Equality(2000, layers=4, seed=SEED),
+    Equality(2000, layers=4, seed=SEED, kind="fp8-block"),
     Equality(200, layers=4, is_fast=True),
     Equality(100),
 )
