@@ -20,6 +20,8 @@ GAIN_ON = (
     "writing-like",
     "rewriting-like",
 )
+NOISE = 0.02
+"""Goodputs of other draws of a cell differ by as much, of their size."""
 NEAR = 0.9
 """Part of a goodput from which on a replay confirms it or does not."""
 FIGURES = (("tbt_ms", "p50"), ("tbt_ms", "p99"), ("ttft_ms", "p50"), ("ttft_ms", "p99"))
@@ -81,8 +83,10 @@ def over_chunked(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def of_oracle(cells: Sequence[Cell]) -> list[Cell]:
-    """Our gain over chunking as a part of the greedy oracle's, in the same order; 1 where it has
-    none."""
+    """Our gain over chunking as a part of the greedy oracle's, in the same order.
+
+    Left out where the oracle's is no more than searches of one cell differ by, or another draw.
+    """
     found = []
     for (model, trace, limit), policies in goodputs(cells).items():
         for order, cell in policies.get(ORACLE, {}).items():
@@ -91,7 +95,8 @@ def of_oracle(cells: Sequence[Cell]) -> list[Cell]:
                 continue
             gain, its = (x["goodput_rps"] - chunked["goodput_rps"] for x in (ours, cell))
             case = {"model": model, "trace": trace, "tbt_slo_ms": limit, "order": order}
-            found.append({"case": case, "ratio": gain / its if its > 0 else 1.0})
+            if its > NOISE * chunked["goodput_rps"]:
+                found.append({"case": case, "ratio": gain / its})
     return found
 
 

@@ -82,3 +82,5 @@ def test_a_part_of_its_gain() -> None:
     found = of_oracle([cell("chunked", 8.0), cell("adaptive", 11.0), cell(ORACLE, 12.0)])
     assert [x["ratio"] for x in found] == [0.75]
     assert of_oracle([cell("chunked", 8.0), cell(ORACLE, 12.0)]) == []
+    noise = [cell("chunked", 8.0), cell("adaptive", 8.4), cell(ORACLE, 8.1)]
+    assert of_oracle(noise) == [], "who gains more than next to nothing has gained a draw"
