@@ -10,9 +10,9 @@ from torch import Tensor
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType
 
 import smkern
-from smkern.integrations.plans import Heads, Step
+from smkern.integrations.plans import Heads
 from smkern.integrations.vllm import check_version, refuse
-from smkern.integrations.vllm.metadata import SmkernMetadataBuilder
+from smkern.integrations.vllm.metadata import SmkernMetadataBuilder, VllmStep
 from smkern.limits import HEAD_DIMS
 
 check_version(vllm.__version__)
@@ -182,7 +182,7 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         kv_cache: Tensor,
-        attn_metadata: Step | None,
+        attn_metadata: VllmStep | None,
         output: Tensor,
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
@@ -208,9 +208,8 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
         scales = {"k_scale": layer._k_scale, "v_scale": layer._v_scale} if self.is_fp8 else {}
         if self.kv_sharing_target_layer_name is None:
             smkern.append_kv(
-                key[:tokens], value[:tokens], k_cache, v_cache, step.page_table, step.kv_lens,
-                cu_q_lens=step.cu_q_lens, **scales,
-            )  # fmt: skip
+                key[:tokens], value[:tokens], k_cache, v_cache, step.pages, step.page_lens, **scales
+            )
         smkern.paged_attention(
             query[:tokens], k_cache, v_cache, step.page_table, step.kv_lens,
             cu_q_lens=step.cu_q_lens, max_q_len=step.max_q_len, scale=self.scale,
@@ -239,6 +238,7 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
             sinks=self.sinks is not None, dtype=dtype, cache_dtype=cache_dtype,
         )  # fmt: skip
         append = smkern.AppendCalls(
-            0, self.num_kv_heads, self.head_size, page_size, dtype=dtype, cache_dtype=cache_dtype
-        )
+            0, self.num_kv_heads, self.head_size, page_size, dtype=dtype, cache_dtype=cache_dtype,
+            ragged=(False,),
+        )  # fmt: skip
         return [attention, append]

@@ -87,6 +87,24 @@ def test_a_captured_steps_plan_is_made_anew_in_place(backend: Any, count: int) -
     assert worker.metadata.plans != captured
 
 
+@pytest.mark.parametrize("options", [{}, {"block": 32, "cache_dtype": "fp8"}], ids=str)
+@pytest.mark.parametrize("capture", [False, True])
+def test_nothing_is_written_without_a_slot(backend: Any, options, capture: bool) -> None:
+    """The blocks in a dummy step's table may be the prefix cache's by then, or another request's.
+
+    A graph that was captured by such a step writes where a later one has slots.
+    """
+    worker = Worker(backend, **options)
+    assert_close(worker.step({0: 40, 1: 70}))
+    before = worker.cache.clone()
+    captured = worker.dummy(2, capture=capture)
+    assert torch.equal(worker.cache.view(torch.uint8), before.view(torch.uint8))
+    assert_close(worker.step({0: 1, 1: 1}))
+    for name in ("pages", "page_lens"):
+        is_kept = getattr(worker.metadata, name) is getattr(captured, name)
+        assert is_kept is capture
+
+
 def test_a_run_that_counts_memory_gets_zeros(backend: Any) -> None:
     worker = Worker(backend)
     q = torch.ones(3, 4, 64)
@@ -111,7 +129,7 @@ def a_step(**more: Any) -> stubs.CommonAttentionMetadata:
     starts = torch.tensor([0, 1, 2]).int()
     return stubs.CommonAttentionMetadata(
         starts, starts, torch.tensor([5, 9]).int(), 2, 2, 1, 9, torch.zeros(2, 16).int(),
-        torch.zeros(2), **more,
+        torch.zeros(2).long(), **more,
     )  # fmt: skip
 
 

@@ -110,16 +110,30 @@ class Worker:
         self.metadata = metadata
         return out[:tokens], torch.cat(expected)
 
+    def dummy(self, rows: int, *, capture: bool = False) -> Any:
+        """What a rank with nothing to run is given: tables as steps left them, and no slots."""
+        common = self._common([*range(rows + 1)], [1] * rows, rows, 1, self.table[:rows])
+        common.slot_mapping.fill_(-1)
+        build = self.builder.build_for_cudagraph_capture if capture else self.builder.build
+        metadata = build(common) if capture else build(0, common)
+        qkv = [self._rand(rows, n) for n in (self.num_heads, self.kv_heads, self.kv_heads)]
+        self.impl.forward(self.layer, *qkv, self.cache, metadata, torch.empty_like(qkv[0]))
+        return metadata
+
     def _common(
         self, starts: list[int], lens: list[int], tokens: int, longest: int, table: Tensor
     ) -> Any:
         made = import_module("vllm.v1.attention.backend").CommonAttentionMetadata
         cu_q_lens = torch.tensor(starts).int()
+        slots = torch.full((tokens,), -1, device=self.device)
+        for pages, start, end, keys in zip(table, starts, starts[1:], lens, strict=False):
+            at = torch.arange(keys - (end - start), keys, device=self.device)
+            slots[start:end] = pages[at // self.block] * self.block + at % self.block
         return made(
             query_start_loc=cu_q_lens.to(self.device), query_start_loc_cpu=cu_q_lens,
             seq_lens=torch.tensor(lens, device=self.device).int(), num_reqs=len(lens),
             num_actual_tokens=tokens, max_query_len=longest, max_seq_len=max(lens),
-            block_table_tensor=table, slot_mapping=torch.zeros(tokens, device=self.device).long(),
+            block_table_tensor=table, slot_mapping=slots,
         )  # fmt: skip
 
     def _rand(self, tokens: int, heads: int) -> Tensor:
