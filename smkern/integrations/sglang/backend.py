@@ -99,17 +99,15 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
                 )
             self.init_forward_metadata(batch)
             return
-        rows, kept = int(batch.batch_size), None
+        rows = int(batch.batch_size)
         assert self._tables is not None
         table, lens = self._tables[:rows], self._lens[:rows]
         lens.copy_(batch.seq_lens[:rows])
         table.copy_(self._pages(batch.req_pool_indices[:rows], self._context))
-        if not in_capture:
-            kept = self._graphs[rows].plans
         step = Step(rows, table, lens, None, 1, {}, self._context)
-        step.plan(self._heads, self._page_size, kept)
-        if in_capture:
-            self._graphs[rows] = step
+        # a size may be captured more than once: all its graphs read the first one's plans
+        kept = self._graphs.setdefault(rows, step) if in_capture else self._graphs[rows]
+        step.plan(self._heads, self._page_size, kept.plans or None)
         self.forward_metadata = step
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:

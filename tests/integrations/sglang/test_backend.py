@@ -152,6 +152,26 @@ def test_graphs_of_decode_rows_keep_their_plans_and_addresses(sgl: SimpleNamespa
         world.step(batch, new)
 
 
+def test_a_size_that_is_captured_twice_has_plans_for_both_graphs(sgl: SimpleNamespace) -> None:
+    """With and without LoRA's kernels, say: a replay does not say which graph it is of."""
+    world = World(sgl)
+    backend = world.backend
+    batch = world.batch(*STEPS[0])
+    backend.init_forward_metadata(batch)
+    world.step(batch, STEPS[0][1])
+    backend.init_cuda_graph_state(4, 4)
+    captured = []
+    for _ in range(2):
+        backend.init_forward_metadata_out_graph(world.batch("DECODE", {}, pad=2), in_capture=True)
+        captured.append(backend.forward_metadata)
+    new = {1: 1, 2: 1}
+    batch = world.batch("DECODE", new)
+    backend.init_forward_metadata_out_graph(batch)
+    for step in captured:
+        assert step.plans == backend.forward_metadata.plans  # the same objects
+    world.step(batch, new)
+
+
 def test_a_prompt_by_layers_keeps_its_plans_while_others_decode(sgl: SimpleNamespace) -> None:
     """Under multiplexing: a backend for prompts, and another for decode steps between layers."""
     world, new, rows = World(sgl), {4: 50, 5: 7}, {1: 1, 2: 1}
