@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm import envs
 from vllm.model_executor.layers.linear import (
     LinearBase,
     LinearMethodBase,
@@ -124,6 +125,7 @@ class SmkernFp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
         self._scale_name = scale_name
         self._max_tokens = max_tokens
         self._warm = warm
+        self._batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
 
     def create_weights(
         self,
@@ -180,6 +182,7 @@ class SmkernFp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
             epilogues=(epilogue_of(layer),),
             blocks=self._is_block,
             max_m=self._max_tokens,
+            batch_invariant=(self._batch_invariant,),
             quantized=() if self._is_static else (columns,),
             static=(columns,) if self._is_static else (),
             dtype=layer.orig_dtype,
@@ -196,6 +199,7 @@ class SmkernFp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
         found = smkern.gemm(
             values, layer.weight, bias=bias, a_scale=scale,
             w_scale=getattr(layer, self._scale_name), out_dtype=x.dtype,
+            batch_invariant=self._batch_invariant,
         )  # fmt: skip
         return found.view(*x.shape[:-1], layer.weight.shape[0])
 

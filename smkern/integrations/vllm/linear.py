@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from vllm import envs
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
@@ -62,6 +63,7 @@ class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         super().__init__()
         self._max_tokens = max_tokens
         self._warm = warm
+        self._batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         weight = layer.weight
@@ -72,9 +74,11 @@ class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         warm_once(
             self._warm, wanted, shapes=[(wanted.rows, wanted.columns)], max_m=self._max_tokens,
             dtypes=[wanted.dtype], epilogues=[wanted.epilogue],
+            batch_invariant=[self._batch_invariant],
         )  # fmt: skip
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., in] to [..., out]."""
         rows = x.reshape(-1, x.shape[-1])
-        return smkern.gemm(rows, layer.weight, bias=bias).view(*x.shape[:-1], layer.weight.shape[0])
+        found = smkern.gemm(rows, layer.weight, bias=bias, batch_invariant=self._batch_invariant)
+        return found.view(*x.shape[:-1], layer.weight.shape[0])

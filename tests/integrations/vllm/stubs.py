@@ -101,6 +101,7 @@ def modules(version: str) -> dict[str, ModuleType]:
     scheduler = SimpleNamespace(max_num_batched_tokens=64)
     names = {
         "vllm": {"__version__": version},
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
         "vllm.config": {
             "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler)
         },
@@ -118,6 +119,7 @@ def modules(version: str) -> dict[str, ModuleType]:
     for name, values in names.items():
         made[name] = ModuleType(name)
         made[name].__dict__.update(values)
+    made["vllm"].__dict__["envs"] = made["vllm.envs"]
     return made
 
 

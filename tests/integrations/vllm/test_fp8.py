@@ -255,8 +255,25 @@ def test_parameters_load_themselves() -> None:
     assert "SmkernFp8LinearMethod" in SECOND_LOADER
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_rows_alone_where_vllm_is_asked_for_batch_invariance(tmp_path, monkeypatch, asked) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", asked)
+    found, gemm = [], smkern.gemm
+
+    def spy(*given: Any, batch_invariant: bool = False, **named: Any) -> Tensor:
+        found.append(batch_invariant)
+        return gemm(*given, **named)
+
+    monkeypatch.setattr(smkern, "gemm", spy)
+    layer = loaded(write(tmp_path, "channels"), config_of(CONFIGS["channels"][0]), "o")
+    layer.quant_method.apply(layer, torch.randn(3, 256))
+    assert found == [asked]
+
+
 @KINDS
-def test_layers_of_one_shape_are_warmed_up_once(kind: str, monkeypatch) -> None:
+@pytest.mark.parametrize("same", [False, True])
+def test_layers_of_one_shape_are_warmed_up_once(kind: str, same: bool, monkeypatch) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", same)
     asked: list[smkern.Fp8Calls] = []
     monkeypatch.setattr(smkern, "warmup", lambda **given: asked.extend(given["calls"]))
     monkeypatch.setattr(smkern, "current_num_sms", lambda: 132)
@@ -274,6 +291,7 @@ def test_layers_of_one_shape_are_warmed_up_once(kind: str, monkeypatch) -> None:
     assert [x.shapes for x in asked] == [((256, 256),), ((128, 256),), ((256, 256),)]
     assert [x.epilogues for x in asked] == [("none",), ("none",), ("bias",)]
     assert {(x.blocks, x.max_m) for x in asked} == {(means.kind == "fp8-block", 64)}
+    assert {x.batch_invariant for x in asked} == {(same,)}
     is_static = means.activations == "static"
     widths = ((), (256,)) if is_static else ((256,), ())
     assert {(x.quantized, x.static) for x in asked} == {widths}

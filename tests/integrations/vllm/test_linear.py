@@ -69,3 +69,23 @@ def test_layers_of_one_shape_are_warmed_up_once(monkeypatch: pytest.MonkeyPatch)
         weight = SimpleNamespace(is_cuda=True, shape=(rows, 16), dtype=torch.bfloat16)
         method.process_weights_after_loading(SimpleNamespace(weight=weight))
     assert asked == [[(64, 16)], [(32, 16)], [(64, 16)]]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_rows_alone_where_vllm_is_asked_for_batch_invariance(monkeypatch, asked: bool) -> None:
+    """As stock's layers, which these stand in for; what is compiled before is what is launched."""
+    monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", asked)
+    found, gemm = [], smkern.gemm
+
+    def spy(*given: Any, batch_invariant: bool = False, **named: Any) -> torch.Tensor:
+        found.append(batch_invariant)
+        return gemm(*given, **named)
+
+    monkeypatch.setattr(smkern, "gemm", spy)
+    monkeypatch.setattr(smkern, "warmup", lambda **given: found.extend(given["batch_invariant"]))
+    monkeypatch.setattr(smkern, "current_num_sms", lambda: 132)
+    layer = LinearBase(None, 64, 32, config=made_config())
+    layer.quant_method.apply(layer, torch.randn(3, 64))
+    weight = SimpleNamespace(is_cuda=True, shape=(64, 32), dtype=torch.bfloat16)
+    layer.quant_method.process_weights_after_loading(SimpleNamespace(weight=weight))
+    assert found == [asked, asked]
