@@ -165,15 +165,18 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.softcap = logits_soft_cap or None
-        self.sinks = sinks
+        self._given_sinks = self.sinks = sinks
         self.is_fp8 = kv_cache_dtype in FP8
         self._caches: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         self.heads = Heads(num_heads, self.num_kv_heads, head_size, sliding_window)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Sinks have their values now; scores are fp32."""
-        if self.sinks is not None:
-            self.sinks = self.sinks.detach().float()
+        """Sinks have their values now, or others: scores are fp32, where graphs read them."""
+        if self._given_sinks is None or self.sinks is None:
+            return
+        if self.sinks is self._given_sinks:
+            self.sinks = torch.empty_like(self._given_sinks, dtype=torch.float32)
+        self.sinks.copy_(self._given_sinks.detach())
 
     def forward(
         self,

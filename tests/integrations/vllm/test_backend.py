@@ -105,6 +105,19 @@ def test_nothing_is_written_without_a_slot(backend: Any, options, capture: bool)
         assert is_kept is capture
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sinks_follow_weights_that_are_loaded_anew(backend: Any, dtype: torch.dtype) -> None:
+    """vLLM fills the parameter in place and calls again; graphs keep the address that is read."""
+    given = torch.nn.Parameter(torch.zeros(4, dtype=dtype), requires_grad=False)
+    impl = backend.SmkernImpl(4, 64, 0.125, 2, sinks=given)
+    impl.process_weights_after_loading(torch.bfloat16)
+    address = impl.sinks.data_ptr()
+    given.data.fill_(3.0)
+    impl.process_weights_after_loading(torch.bfloat16)
+    assert impl.sinks.tolist() == [3.0] * 4
+    assert (impl.sinks.dtype, impl.sinks.data_ptr()) == (torch.float32, address)
+
+
 def test_a_run_that_counts_memory_gets_zeros(backend: Any) -> None:
     worker = Worker(backend)
     q = torch.ones(3, 4, 64)
