@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import sglang
@@ -54,12 +55,11 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
         # of each request the slot of each page's first token
         self._slots = runner.req_to_token_pool.req_to_token[:, :: self._page_size]
         self._heads = tuple(dict.fromkeys(heads_of(layer) for layer in layers))
-        self._softcap = any(layer.logit_cap for layer in layers)
         self.forward_metadata: Step | None = None
         self._graphs: dict[int, Step] = {}
         self._tables: Tensor | None = None
         if self._slots.is_cuda:
-            self._warm(runner)
+            self._warm(runner, layers)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """A step outside graphs: its plans are its own."""
@@ -174,16 +174,20 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
         slots = self._slots[:, : -(-longest // self._page_size)]
         return slots.index_select(0, requests).floor_divide_(self._page_size)
 
-    def _warm(self, runner: Any) -> None:
+    def _warm(self, runner: Any, layers: list[Any]) -> None:
         """Compile and load all that steps may launch: a capture must find it there."""
-        calls: list[Any] = []
-        for heads in self._heads:
+        # which layers pass sinks is in their models' code
+        has_sinks = any("sink" in x.rpartition(".")[2] for x, _ in runner.model.named_parameters())
+        calls: dict[Any, None] = {}
+        for layer, sinks in product(layers, (False, True) if has_sinks else (False,)):
+            heads = heads_of(layer)
             sizes = (heads.num_kv_heads, heads.head_dim, self._page_size)
             attention = smkern.AttentionCalls(
                 heads.num_q_heads, *sizes, max_q_len=self._context, window=heads.window,
-                softcap=self._softcap, dtype=runner.dtype,
+                softcap=bool(layer.logit_cap), sinks=sinks, dtype=runner.dtype,
             )  # fmt: skip
-            calls += [attention, smkern.AppendCalls(0, *sizes, dtype=runner.dtype)]
+            append = smkern.AppendCalls(0, *sizes, dtype=runner.dtype)
+            calls |= {attention: None, append: None}
         _warm_up(tuple(calls), sms_of_groups() if runner.server_args.enable_pdmux else None)
 
 

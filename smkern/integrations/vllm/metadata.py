@@ -99,8 +99,7 @@ class SmkernMetadataBuilder(AttentionMetadataBuilder[VllmStep]):  # type: ignore
     def _warm(self, impls: list[Any], vllm_config: Any) -> None:
         """Compile and load all that steps may launch: a capture must find it there."""
         most = int(vllm_config.scheduler_config.max_num_batched_tokens)
-        calls: list[Any] = []
-        for impl in {impl.heads: impl for impl in impls}.values():
-            calls += impl.calls(self._page_size, most, vllm_config.model_config.dtype)
+        dtype = vllm_config.model_config.dtype
+        calls = dict.fromkeys(x for impl in impls for x in impl.calls(self._page_size, most, dtype))
         # a worker is often a daemon, which may have no children
-        smkern.warmup(calls=calls, workers=1, progress=False)
+        smkern.warmup(calls=[*calls], workers=1, progress=False)

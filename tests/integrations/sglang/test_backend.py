@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import smkern
 from smkern.errors import ConfigError
 from smkern.integrations import sglang as ours
 from tests.integrations.sglang import stubs
@@ -186,6 +187,22 @@ def test_a_prompt_by_layers_keeps_its_plans_while_others_decode(sgl: SimpleNames
         batch = world.batch("DECODE", rows)
         decode.init_forward_metadata(batch)
         world.step(batch, rows, backend=decode)
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_what_layers_of_equal_heads_differ_in_is_warmed_up(sgl, monkeypatch, has_sinks) -> None:
+    """Sinks come with the calls: of a model that has some, layers may go without."""
+    backend, world, asked = importlib.import_module(stubs.OURS), World(sgl), []
+    monkeypatch.setattr(backend.smkern, "warmup", lambda **given: asked.extend(given["calls"]))
+    world.layers[1].logit_cap = 5.0
+    if has_sinks:
+        world.layers[0].sinks = nn.Parameter(torch.zeros(HEADS))
+    world.runner.dtype = torch.bfloat16
+    world.backend._warm(world.runner, world.layers)
+    found = [(x.softcap, x.sinks) for x in asked if isinstance(x, smkern.AttentionCalls)]
+    kinds = (False, True) if has_sinks else (False,)
+    assert found == [(softcap, sinks) for softcap in (False, True) for sinks in kinds]
+    assert len(asked) == len(found) + 1  # an append of one kind
 
 
 def test_keys_that_another_layer_wrote_are_read(sgl: SimpleNamespace) -> None:

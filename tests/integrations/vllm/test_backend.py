@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import smkern
 from smkern.errors import ConfigError
 from smkern.integrations import vllm as ours
 from tests.integrations.vllm import stubs
@@ -135,6 +136,21 @@ def test_layers_of_other_windows_have_plans_of_their_own(backend: Any) -> None:
     plans = builder.build(0, a_step()).plans
     assert [plans[impl.heads].shape.window for impl in impls] == [0, 32, 0]
     assert len(plans) == 2
+
+
+def test_what_layers_of_equal_heads_differ_in_is_warmed_up(backend: Any, monkeypatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(smkern, "warmup", lambda **given: asked.extend(given["calls"]))
+    kinds: list[dict[str, Any]] = [{}, {"logits_soft_cap": 5.0}, {"sinks": torch.zeros(4)}, {}]
+    impls = [backend.SmkernImpl(4, 64, 0.125, 2, **kind) for kind in kinds]
+    layers = {str(i): SimpleNamespace(impl=impl) for i, impl in enumerate(impls)}
+    given = config(layers, 256)
+    spec = SimpleNamespace(block_size=16)
+    builder = backend.SmkernMetadataBuilder(spec, [*layers], given, torch.device("cpu"))
+    builder._warm(impls, given)
+    found = [(x.softcap, x.sinks) for x in asked if isinstance(x, smkern.AttentionCalls)]
+    assert found == [(False, False), (True, False), (False, True)]
+    assert len(asked) == len(found) + 1  # an append of one kind
 
 
 def a_step(**more: Any) -> stubs.CommonAttentionMetadata:
