@@ -12,6 +12,7 @@ from smkern import ops
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models.activations import MoeBuffers, StepBuffers
 from smkern.models.architecture import MoeConfig
+from smkern.models.batch_invariant import check_batch_invariant
 from smkern.models.config import ModelConfig
 from smkern.models.layered import checked_positions, forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
@@ -46,7 +47,7 @@ class Decoder:
 
     Raises:
         ConfigError: weights of another model or rank, fp32 on a GPU, or `batch_invariant` of a
-            mixture of experts.
+            mixture of experts or on a GPU other than sm_90.
         RankError: ranks of different models, weights, options, versions or GPUs; on all of them.
         ArgumentError: `max_position` above the model's.
 
@@ -113,7 +114,7 @@ class Decoder:
                 "torch.float16; load with dtype=torch.bfloat16"
             )
         if batch_invariant:
-            refuse_experts(config)
+            check_batch_invariant(config, self.device)
         self.max_position = checked_positions(config, max_position)
         return config
 
@@ -343,20 +344,6 @@ def _bytes(tensor: Tensor) -> bytes:
 def _lane_of(tp: TensorParallel, step: Step) -> Collective:
     """The sums of a step: prompts, also with rows that decode beside them, have their own."""
     return tp.decode if step.cu_q_lens is None else tp.prefill
-
-
-def refuse_experts(config: ModelConfig) -> None:
-    """A mixture of experts has no batch-invariant forward: the grouped GEMM's configuration depends
-    on the number of rows and the budget.
-
-    Raises:
-        ConfigError: `config` is one.
-    """
-    if config.moe is not None:
-        raise ConfigError(
-            f"batch_invariant=True of a model with {config.moe.num_experts} experts: the grouped "
-            "GEMM sums in an order that depends on the batch; take a dense model, or leave it out"
-        )
 
 
 def _experts(

@@ -10,8 +10,8 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.limits import FP8_BLOCK
+from smkern.models.batch_invariant import check_batch_invariant
 from smkern.models.config import ModelConfig
-from smkern.models.decoder import refuse_experts
 from smkern.models.quantization import Quantization
 from smkern.models.shard import Shard
 from smkern.ops import (
@@ -72,7 +72,7 @@ class ModelCalls:
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)}: give at least 1")
         if self.batch_invariant:
-            refuse_experts(self.config)
+            check_batch_invariant(self.config)
         list(self.calls())
 
     def calls(self) -> Iterator[Warmable]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from smkern.bench.model.host_cost import layer_launch_us
 from smkern.errors import ArgumentError, ConfigError
-from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights
+from smkern.models import (
+    ActivationBuffers,
+    Decoder,
+    ModelConfig,
+    Step,
+    Weights,
+    batch_invariant,
+    decoder,
+)
+from smkern.models.batch_invariant import check_batch_invariant
 from tests.models.peers import Peer, hf_config, prompts
 from tests.models.session import Session
 
@@ -121,6 +133,23 @@ def test_experts_have_no_batch_invariant_mode():
     assert not Decoder(config, weights).batch_invariant
     with pytest.raises(ConfigError, match="8 experts: the grouped GEMM sums"):
         Decoder(config, weights, batch_invariant=True)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
+def test_gpus_where_triton_attends_have_no_batch_invariant_mode(config, capability, monkeypatch):
+    info = SimpleNamespace(capability=capability, sm=10 * capability[0] + capability[1])
+    monkeypatch.setattr(batch_invariant, "device_info", lambda index: info)
+    is_refused = capability != (9, 0)
+    with pytest.raises(ConfigError, match="on an sm_") if is_refused else nullcontext():
+        check_batch_invariant(config, torch.device("cuda", 0))
+    check_batch_invariant(config, torch.device("cpu"))
+
+
+def test_a_batch_invariant_decoder_is_checked_with_its_device(config, monkeypatch):
+    asked = []
+    monkeypatch.setattr(decoder, "check_batch_invariant", lambda *given: asked.append(given))
+    made = Decoder(config, Weights.random(config), batch_invariant=True)
+    assert asked == [(made.config, torch.device("cpu"))]
 
 
 def test_a_launch_is_timed_with_a_plan(config: ModelConfig):
