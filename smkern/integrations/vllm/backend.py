@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 import vllm
 from torch import Tensor
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType
 
 import smkern
@@ -14,6 +15,7 @@ from smkern.integrations.plans import Heads
 from smkern.integrations.vllm import check_version, refuse
 from smkern.integrations.vllm.metadata import SmkernMetadataBuilder, VllmStep
 from smkern.limits import HEAD_DIMS
+from smkern.tuning.attention.constraints import CUDA_CAPABILITY
 
 check_version(vllm.__version__)
 
@@ -90,8 +92,8 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """A row's bits depend on its request alone."""
-        return True
+        """Whether a row's bits depend on its request alone: Triton's kernel is another matter."""
+        return bool(current_platform.is_device_capability(CUDA_CAPABILITY))
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:

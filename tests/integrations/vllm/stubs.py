@@ -70,6 +70,14 @@ class CommonAttentionMetadata:
     rswa_prefix_lens: Tensor | None = None
 
 
+class Platform:
+    CAPABILITY = (9, 0)
+
+    @classmethod
+    def is_device_capability(cls, capability: tuple[int, int]) -> bool:
+        return capability == cls.CAPABILITY
+
+
 class Backends(Enum):
     """The registry; values of members are class paths."""
 
@@ -101,6 +109,7 @@ def modules(version: str) -> dict[str, ModuleType]:
     scheduler = SimpleNamespace(max_num_batched_tokens=64)
     names = {
         "vllm": {"__version__": version},
+        "vllm.platforms": {"current_platform": Platform},
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
         "vllm.config": {
             "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler)

@@ -203,6 +203,13 @@ def test_vllm_is_told_what_is_served(backend: Any) -> None:
     assert not found.supports_compute_capability(SimpleNamespace(major=7, minor=5))
 
 
+def test_batch_invariance_is_that_of_the_gpus_kernel(backend: Any, monkeypatch) -> None:
+    """With Triton's the longest query of a step decides bits, too."""
+    for capability in ((8, 0), (8, 9), (9, 0), (10, 0)):
+        monkeypatch.setattr(stubs.Platform, "CAPABILITY", capability)
+        assert backend.SmkernBackend.supports_batch_invariance() is (capability == (9, 0))
+
+
 @pytest.mark.parametrize(
     ("head_size", "use_mla", "use_sparse"),
     [(576, True, False), (128, False, True), (80, False, False)],
