@@ -109,7 +109,7 @@ def ladder(
 
     Raises:
         BudgetError: a count below 1, not a multiple of `atom`, or not below the device's SM count;
-            an atom below 1 or above half of the device.
+            an atom that is no multiple of the device's granularity, or above half of the device.
         DeviceError: no GPU, or no green contexts and backend="green".
         PartitionError: an unknown backend or placement.
 

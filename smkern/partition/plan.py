@@ -70,7 +70,7 @@ def plan_ladder(
 
     Raises:
         BudgetError: a count below 1, not a multiple of `atom`, or not below the device's SM count;
-            an atom below 1 or above half of the device.
+            an atom that is no multiple of the device's granularity, or above half of the device.
         ArgumentError: info that is none.
 
     Example:
@@ -83,10 +83,12 @@ def plan_ladder(
             f"info={shown(info)}: pass a DeviceInfo, such as smkern.load_profile('h200').info"
         )
     atom = info.sm_granularity if atom is None else _whole("atom", atom)
-    if not 1 <= atom <= info.num_sms // 2:
+    step, most = info.sm_granularity, info.num_sms // 2
+    if not 1 <= atom <= most or atom % step:
+        larger = ", or take 8 for clusters" if info.capability >= (9, 0) and most >= 8 else ""
         raise BudgetError(
             f"atom={shown(atom)}: SMs of this {info.name} with {info.num_sms} move together in "
-            f"{info.sm_granularity} to {info.num_sms // 2}; leave it out, or take 8 for clusters"
+            f"multiples of {step} up to {most // step * step}; leave it out{larger}"
         )
     wanted = _default_rungs(info, atom) if decode_sms is None else _counts(decode_sms)
     if not wanted:

@@ -43,7 +43,7 @@ def test_a_slice_of_few_sms_has_rungs() -> None:
 
 @pytest.mark.parametrize("info", [gpus.H200, *gpus.FOREIGN], ids=gpus.by_name)
 def test_any_atom_that_is_taken_has_default_rungs(info) -> None:
-    for atom in range(1, info.num_sms // 2 + 1):
+    for atom in range(info.sm_granularity, info.num_sms // 2 + 1, info.sm_granularity):
         rungs = plan_ladder(info, atom=atom).rungs
         assert rungs
         assert all(n % atom == 0 and n <= info.num_sms - rungs[0] for n in rungs)
@@ -56,6 +56,22 @@ def test_named_rungs_and_atoms() -> None:
     for rungs, atom in (([148], None), ([6], 4), ([0], None), ([], None), (None, 75)):
         with pytest.raises(BudgetError):
             plan_ladder(gpus.B200, rungs, atom=atom)
+
+
+@pytest.mark.parametrize(
+    ("info", "atom", "said"),
+    [
+        (gpus.A100, 1, "in multiples of 4 up to 52; leave it out$"),
+        (gpus.A100, 2, "in multiples of 4 up to 52; leave it out$"),
+        (gpus.TINY_SLICE, 8, "in multiples of 4 up to 4; leave it out$"),
+        (gpus.H200, 3, "in multiples of 2 up to 66; leave it out, or take 8 for clusters$"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_atoms_that_the_driver_has_not_are_refused(info, atom, said) -> None:
+    for rungs in (None, [12]):
+        with pytest.raises(BudgetError, match=f"atom={atom}: .*{said}"):
+            plan_ladder(info, rungs, atom=atom)
 
 
 @pytest.mark.parametrize("info", [gpus.H200, *gpus.FOREIGN], ids=gpus.by_name)
