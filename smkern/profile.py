@@ -230,14 +230,15 @@ def _identity(info: DeviceInfo) -> tuple[str, int, tuple[int, int]]:
     return info.name, info.num_sms, info.capability
 
 
-def _distance(info: DeviceInfo, known: DeviceInfo) -> tuple[bool, bool, float, bool]:
-    """Another architecture is farther than any difference in SMs, or in memory for each of them."""
+def _distance(info: DeviceInfo, known: DeviceInfo) -> tuple[bool, bool, bool, float, bool]:
+    """Another name or architecture is farther than any difference in SMs, or in memory for each."""
     is_other = _identity(info) != _identity(known)
     far = abs(log(info.num_sms / known.num_sms))
     if info.memory_tbps and known.memory_tbps:
         far += abs(log(info.memory_tbps / info.num_sms / known.memory_tbps * known.num_sms))
     is_default = gpu_folder(known.name) == DEFAULT
-    return is_other, info.capability != known.capability, far, not is_default
+    differs = is_other, info.name != known.name, info.capability != known.capability
+    return (*differs, far, not is_default)
 
 
 def _of_this(profile: Profile, info: DeviceInfo, path: Path) -> Profile:

@@ -35,8 +35,11 @@ UNKNOWN = replace(
     _gpu("Some GPU of 2030", 200, (13, 1), 2500, 256, 200, 0.0), driver="unknown", cuda="unknown"
 )
 
+
 FOREIGN = (H100_PCIE, H20, A100, L40S, B200, SLICE, TINY_SLICE, UNKNOWN)
 """All that nothing is shipped for."""
+PARTS = (replace(H200, num_sms=114), replace(H200, num_sms=100), replace(H100, num_sms=66))
+"""Measured GPUs of which a process sees fewer SMs: by an MPS active-thread percentage."""
 
 
 def nearest(info: DeviceInfo) -> DeviceInfo:
@@ -48,6 +51,11 @@ def nearest(info: DeviceInfo) -> DeviceInfo:
 def by_name(info: DeviceInfo) -> str:
     """The id of a test's parameter."""
     return device.gpu_folder(info.name)
+
+
+def by_sms(info: DeviceInfo) -> str:
+    """The same where names are alike."""
+    return f"{by_name(info)}-{info.num_sms}"
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *gpus: DeviceInfo) -> None:

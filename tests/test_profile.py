@@ -212,6 +212,14 @@ def test_a_gpu_that_nobody_measured_keeps_its_own_facts(info, own):
             found.bandwidth(count)
 
 
+@pytest.mark.parametrize("info", gpus.PARTS, ids=gpus.by_sms)
+def test_a_part_of_a_gpu_has_its_bandwidth(info, own):
+    """Whatever memory other GPUs have for as many SMs."""
+    found, n = profile_for(info), info.num_sms // 2
+    assert found.measured_on == info.name
+    assert found.bandwidth(n) == pytest.approx(load_profile(gpus.by_name(info)).bandwidth(n))
+
+
 @pytest.mark.parametrize("info", gpus.FOREIGN, ids=gpus.by_name)
 def test_scaled_ceilings_stay_below_what_the_facts_allow(info, own):
     found = profile_for(info)

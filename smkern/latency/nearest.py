@@ -54,12 +54,15 @@ def predictor_for(
     here = profile.info.name
     name, where = next(_there(config, [known.info.name for known in nearest(profile.info)]))
     table = TablePredictor.load(name, where)
-    if where == here and table.sizes == ModelSizes.of(config) and not sms:
+    num_sms, theirs = profile.info.num_sms, table.profile.info.num_sms
+    is_here = where == here and num_sms == theirs  # of a GPU's SMs a process may see fewer
+    if is_here and table.sizes == ModelSizes.of(config) and not sms:
         return table
-    if where != here:
+    if not is_here:
         warnings.warn(
-            f"no latency table of {here!r} for this model: times are told from {name}'s on an "
-            f"{where!r}, by this GPU's ceilings; measure them: smkern profile",
+            f"no latency table of {here!r} for this model on {num_sms} SMs: times are told from "
+            f"{name}'s on an {where!r} of {theirs}, by this GPU's ceilings; measure them: "
+            "smkern profile",
             stacklevel=2,
         )
     gemms = gemm_times(config, profile, sms) if sms is None or sms else None

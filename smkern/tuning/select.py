@@ -121,12 +121,15 @@ def select_near(
     A neighbour's configuration is predicted for this problem and corrected by the model's error at
     the neighbour; one from fewer SMs, on as many CTAs, takes no longer than measured there.
     `modelled` is corrected by all of the neighbours. None if `modelled` is better, or if there are
-    no neighbours.
+    no neighbours. Those on more SMs than are here, as a process may be given fewer of a GPU's, are
+    passed over.
     """
     capability = profile.info.capability
     found: list[tuple[float, GemmConfig]] = []
     ratios: list[float] = []
     for key, cell in tables.neighbours(problem, budget):
+        if key.num_sms > profile.info.num_sms:
+            continue
         there, other = Budget(key.num_sms, budget.confined, key.clusters), replace(problem, m=key.m)
         ratio = cell.own_us / cost_model.predict_us(other, cell.own, there, profile, constants)
         ratios.append(ratio)

@@ -10,6 +10,7 @@ import pytest
 from smkern import predictor_for
 from smkern.bench.results import FOLDER
 from smkern.device import gpu_folder
+from smkern.errors import ProfileError
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.accuracy import Accuracy, accuracy
 from smkern.latency.gemm_times import GemmTimes
@@ -135,6 +136,23 @@ def test_every_gpu_has_one(info, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = Size((Chunk(2048),), 36, 36, True)
     assert found.alone_us(STEP, total // 4) > found.alone_us(STEP, total) > 0
     assert found.slowdown(STEP, total // 4, prompt, total - total // 4) >= 1
+
+
+@pytest.mark.parametrize("info", gpus.PARTS, ids=gpus.by_sms)
+@pytest.mark.parametrize("priced", [True, False])
+def test_of_a_part_of_a_gpu_times_are_told(info, priced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is of all SMs, which the process does not see."""
+    gpus.install(monkeypatch, info)
+    total = info.num_sms
+    said = f"'{info.name}' for this model on {total} SMs: .*'{info.name}' of 132"
+    with pytest.warns(UserWarning, match=said):
+        found = predictor_for("qwen3-8b", sms=(32, total) if priced else ())
+    assert found.profile == profile_for(info)
+    alone = found.alone_us(STEP, 32)
+    whole = TablePredictor.load("qwen3-8b", info.name).alone_us(STEP, 32)
+    assert alone == pytest.approx(whole, rel=0.1)
+    with pytest.raises(ProfileError, match=f"take 1 to {total}"):
+        found.alone_us(STEP, total + 2)
 
 
 @pytest.mark.parametrize("model", ["qwen3-32b", "qwen3-30b-a3b"])

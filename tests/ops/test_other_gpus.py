@@ -69,6 +69,20 @@ def test_a_gemm_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
             assert not wgmma or info.capability[0] == 9
 
 
+@pytest.mark.parametrize("info", gpus.PARTS, ids=gpus.by_sms)
+def test_a_part_of_a_tuned_gpu_takes_its_tables(info, monkeypatch) -> None:
+    """Cells on more SMs than the process sees tell nothing."""
+    gpus.install(monkeypatch, info)
+    dispatcher, sources = gemm_dispatcher.__wrapped__(0), set()
+    for problem in GEMMS:
+        for num_sms in range(16, info.num_sms + 1, 2):
+            budget = Budget(num_sms, "mask", 2 * num_sms > info.num_sms)
+            found = dispatcher.select(problem, budget)
+            assert not constraints.violations(problem, found.config, budget, info.capability)
+            sources.add(found.source)
+    assert {"table", "near"} <= sources
+
+
 @every_gpu
 def test_attention_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
     gpus.install(monkeypatch, info)
