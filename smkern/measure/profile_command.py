@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,15 +65,15 @@ def open_launches(config: ModelConfig, rungs: list[int]) -> Iterator[tuple[Model
             launches.close()
 
 
-def room_of(launches: ModelLaunches, pool_tokens: int) -> Room:
-    """What a model's launches have room for."""
-    return Room(
-        launches.device.num_sms,
-        launches.max_running,
-        launches.max_prefill,
-        launches.max_tokens,
-        launches.max_context,
-        pool_tokens,
+def room_of(launches: ModelLaunches, device: Room) -> Room:
+    """What a model's launches have room for on a device."""
+    return replace(
+        device,
+        max_running=launches.max_running,
+        max_prefill=launches.max_prefill,
+        max_tokens=launches.max_tokens,
+        max_context=launches.max_context,
+        pool_tokens=launches.pool_tokens,
     )
 
 
@@ -125,17 +126,20 @@ def command(model: str, gpu_minutes: float, out: Path | None, resume: bool, seed
     if there and not resume:
         raise click.UsageError(f"{path} is there: pass --resume to go on with it, or delete it")
     began = time.monotonic()
-    wanted = plan(Room(_device_sms()), seed=seed)
+    room = _device_room()
+    wanted = plan(room, seed=seed)
     meta = provenance(model, config, seed)
     # of another GPU or model: refused before minutes of compiling
     known = file.resume(meta) if there else None
     with open_launches(config, all_rungs(wanted)) as (launches, splits):
-        _measure(launches, splits, file, meta, known, began, gpu_minutes)
+        room = room_of(launches, room)
+        _measure(launches, splits, room, file, meta, known, began, gpu_minutes)
 
 
 def _measure(
     launches: ModelLaunches,
     splits: Ladder,
+    room: Room,
     file: ProfileFile,
     meta: dict[str, Any],
     known: list[Measured] | None,
@@ -148,7 +152,7 @@ def _measure(
     from smkern.measure.sm_clock import clock_on
     from smkern.profile import load_profile
 
-    cells = plan(room_of(launches, launches.pool_tokens), seed=meta["seed"])
+    cells = plan(room, seed=meta["seed"])
     done = {line.cell for line in known or ()}
     left = [cell for cell in cells if cell.name not in done]
     profiler = Profiler(launches, file, clock_on(torch.device("cuda")))
@@ -195,10 +199,11 @@ def errors_of(path: Path) -> str:
     )
 
 
-def _device_sms() -> int:
+def _device_room() -> Room:
     from smkern.device import device_info
 
-    return device_info().num_sms
+    info = device_info()
+    return Room(info.num_sms, sm_granularity=info.sm_granularity)
 
 
 def _budgets(splits: Ladder, total: int) -> BudgetOf:

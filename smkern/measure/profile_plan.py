@@ -58,6 +58,7 @@ class Room:
         max_tokens: New tokens of a launch.
         max_context: Tokens of a request.
         pool_tokens: Tokens of all requests together.
+        sm_granularity: SMs that move together from one side of a split to the other.
     """
 
     num_sms: int
@@ -66,10 +67,15 @@ class Room:
     max_tokens: int = 8192
     max_context: int = 40_960
     pool_tokens: int = 600_000
+    sm_granularity: int = 2
 
     def holds(self, tokens: int) -> bool:
         """Whether so many tokens fit, with some to spare."""
         return 1.1 * tokens <= self.pool_tokens
+
+    def splits_at(self, rung: int) -> bool:
+        """Whether a decode side can have so many SMs."""
+        return 0 < rung < self.num_sms and rung % self.sm_granularity == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ class Cell:
             and max([*ends, *self.lengths]) <= room.max_context
             and room.holds(keys + sum(ends))
             and keys <= KEYS_AN_SM * num_sms
-            and (self.rung is None or 0 < self.rung < room.num_sms)
+            and (self.rung is None or room.splits_at(self.rung))
         )
 
 

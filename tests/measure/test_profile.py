@@ -27,7 +27,7 @@ from smkern.measure import profiler
 from smkern.measure.busy import Turns, measure
 from smkern.measure.launches import ModelLaunches
 from smkern.measure.profile_command import errors_of, provenance
-from smkern.measure.profile_plan import Cell
+from smkern.measure.profile_plan import Cell, Room
 from smkern.measure.profiler import Profiler, _forwards
 from smkern.models.architecture import MoeConfig
 from smkern.runtime.device import Device, Work
@@ -306,7 +306,7 @@ def profiled(
     meta = {name: value for name, value in META.items() if name != "gemms"} | {"seed": 0}
     fakes: dict[str, Any] = {
         "torch.cuda.is_available": lambda: True,
-        "smkern.measure.profile_command._device_sms": lambda: 132,
+        "smkern.measure.profile_command._device_room": lambda: Room(132),
         "smkern.measure.profile_command.provenance": lambda *_: meta,
         "smkern.measure.profile_command.plan": lambda *_, **__: cells,
         "smkern.measure.profile_command.open_launches": lambda *_: nullcontext((launches, None)),

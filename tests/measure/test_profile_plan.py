@@ -11,9 +11,11 @@ from smkern.latency import TablePredictor
 from smkern.latency.accuracy import accuracy
 from smkern.latency.profile_file import read_profile
 from smkern.latency.profile_table import timings_of
-from smkern.measure.profile_command import POOL_TOKENS
+from smkern.measure.profile_command import POOL_TOKENS, _device_room
 from smkern.measure.profile_plan import HELD_OUT_RUNGS, RUNGS, Cell, Room, all_rungs, plan
+from smkern.partition import plan_ladder
 from smkern.profile import load_profile
+from tests import gpus
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +32,15 @@ def test_a_plan_is_the_same_for_a_seed_and_another_for_another() -> None:
     assert cells != plan(Room(132), seed=1)
     assert len({cell.name for cell in cells}) == len(cells)
     assert all_rungs(cells) == sorted((*RUNGS, *HELD_OUT_RUNGS))
+
+
+@pytest.mark.parametrize("info", [gpus.H200, *gpus.FOREIGN], ids=gpus.by_name)
+def test_every_gpu_has_the_splits_of_its_plan(info, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.install(monkeypatch, info)
+    cells = plan(_device_room())
+    assert plan_ladder(info, all_rungs(cells)).rungs[0] == 8
+    kinds = {(kind_of(cell), cell.held_out) for cell in cells}
+    assert len(kinds) == 8
 
 
 @pytest.mark.parametrize("part", [100, 300])
