@@ -15,13 +15,14 @@ from smkern.bench.host_timing import host_time
 from smkern.bench.reader import Reader
 from smkern.bench.rows import Cell, cost_cell, has_cell
 from smkern.errors import SmkernError
+from smkern.measure.partitions import Placement, atom_of
 
 OP = "partition_cost"
 LADDER_MIB = 200.0
 SWITCH_US = 10.0
 FOREIGN_SMS = 16
 SWITCH_RUNGS = (16, 32)
-LADDERS = ((2, "spread"), (8, "default"))
+PLACEMENTS: tuple[Placement, ...] = ("spread", "default")
 
 
 def used_mib(device: int) -> float:
@@ -32,37 +33,37 @@ def used_mib(device: int) -> float:
 
 
 def ladder_costs(reader: Reader) -> Iterator[Cell]:
-    """Time and memory of ladders of all 8-SM splits: of 2-SM groups spread, of 8-SM groups.
+    """Time and memory of ladders of all 8-SM splits: of small groups spread, of 8-SM groups.
 
     To be run before any ladder is closed: the driver keeps what closed contexts gave back, so both
     ladders are held until both are measured.
     """
     with ExitStack() as held:
-        for atom, placement in LADDERS:
-            about: dict[str, Any] = {"atom": atom, "placement": placement, "first": True}
+        for placement in PLACEMENTS:
             before = used_mib(reader.device)
-            ladder, ms = _made(atom, placement)
+            ladder, ms, about = _made(placement)
             held.enter_context(ladder)
-            about["splits"] = len(ladder.rungs)
+            about["first"] = True
             yield cost_cell(OP, "ladder_creation", ms, "ms", **about)
             made = used_mib(reader.device) - before
             yield cost_cell(OP, "ladder_memory", made, "MiB", LADDER_MIB, **about)
             _use(ladder, reader)
             used = used_mib(reader.device) - before
             yield cost_cell(OP, "ladder_memory_in_use", used, "MiB", LADDER_MIB, **about)
-    for atom, placement in LADDERS:
-        ladder, ms = _made(atom, placement)
+    for placement in PLACEMENTS:
+        ladder, ms, about = _made(placement)
         ladder.close()
-        about = {"atom": atom, "placement": placement, "first": False, "splits": len(ladder.rungs)}
-        yield cost_cell(OP, "ladder_creation", ms, "ms", **about)
+        yield cost_cell(OP, "ladder_creation", ms, "ms", **about, first=False)
 
 
-def _made(atom: int, placement: Any) -> tuple[Any, float]:
-    """A ladder of all 8-SM splits, and the milliseconds it took."""
+def _made(placement: Placement) -> tuple[Any, float, dict[str, Any]]:
+    """A ladder of all 8-SM splits, the milliseconds it took, and which it is."""
+    atom = atom_of(smkern.device_info(), placement)
     torch.cuda.synchronize()
     began = time.perf_counter()
     ladder = smkern.ladder(atom=atom, placement=placement)
-    return ladder, 1e3 * (time.perf_counter() - began)
+    ms = 1e3 * (time.perf_counter() - began)
+    return ladder, ms, {"atom": atom, "placement": placement, "splits": len(ladder.rungs)}
 
 
 def _use(ladder: Any, reader: Reader) -> None:

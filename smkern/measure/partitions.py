@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import torch
 
-from smkern.device import Budget, device_info
+from smkern.device import Budget, DeviceInfo, device_info
 from smkern.partition import Partition, budget_of_stream, ladder
 
 Side = Literal["decode", "prefill"]
 Placement = Literal["spread", "default"]
 Mode = Literal["green", "full"]
 
-ATOM_OF: dict[Placement, int] = {"spread": 2, "default": 8}
-"""SMs per driver group: 2 lets a partition spread over the GPCs, 8 is the driver's own choice."""
+DRIVERS_ATOM = 8
+"""SMs of a group of the driver's own choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,24 @@ class Place:
         return "full" if self.placement is None else "green"
 
 
-def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side] | None:
+def atom_of(info: DeviceInfo, placement: Placement) -> int:
+    """SMs per driver group: as few as can be let a partition spread over the GPCs."""
+    return info.sm_granularity if placement == "spread" else DRIVERS_ATOM
+
+
+def side_for(num_sms: int, info: DeviceInfo, placement: Placement) -> tuple[int, Side] | None:
     """(SMs of the decode side, side) of the split that has a partition of `num_sms`.
 
-    A spread partition is the small side up to half the device and the complement above it. The
-    driver's own groups are of 8 SMs, so a default partition is a multiple of 8 or the complement
-    of one; None for other counts.
+    Decode's side is a multiple of a group, and the other its complement; None for other counts. A
+    spread partition is the smaller side where that can be decode's.
     """
-    if not 0 < num_sms < total:
-        return None
-    atom = ATOM_OF[placement]
+    total, atom = info.num_sms, atom_of(info, placement)
+    sides: list[tuple[int, Side]] = [(num_sms, "decode"), (total - num_sms, "prefill")]
     if placement == "spread":
-        decode, side = _smaller(num_sms, total)
-        return (decode, side) if decode % atom == 0 else None
-    # the driver makes one group fewer than would fit, and leaves a larger remainder
+        sides.sort()
+    # the driver makes one group of its own choice fewer than would fit, and a larger remainder
     most = (total // atom - 1) * atom
-    for decode, side in ((num_sms, "decode"), (total - num_sms, "prefill")):
-        if decode % atom == 0 and decode <= most:
-            return decode, side
-    return None
-
-
-def _smaller(num_sms: int, total: int) -> tuple[int, Side]:
-    return (num_sms, "decode") if num_sms <= total // 2 else (total - num_sms, "prefill")
+    return next((found for found in sides if 0 < found[0] <= most and found[0] % atom == 0), None)
 
 
 @dataclass(slots=True)
@@ -83,13 +78,13 @@ class Partitions:
     _stack: ExitStack = field(init=False, default_factory=ExitStack)
 
     def __enter__(self) -> Partitions:
-        total = device_info(self.device).num_sms
+        info = device_info(self.device)
         stream = torch.cuda.Stream(self.device)
         whole = budget_of_stream(stream.cuda_stream, self.device)
         self.full = Place(whole, stream)
         try:
             for placement in self.placements:
-                self._make_ladder(placement, total)
+                self._make_ladder(placement, info)
         except BaseException:
             self._stack.close()
             raise
@@ -101,13 +96,14 @@ class Partitions:
         self._places.clear()
         self._stack.close()
 
-    def _make_ladder(self, placement: Placement, total: int) -> None:
-        sides = {n: side_for(n, total, placement) for n in self.budgets}
+    def _make_ladder(self, placement: Placement, info: DeviceInfo) -> None:
+        sides = {n: side_for(n, info, placement) for n in self.budgets}
         wanted = {n: side for n, side in sides.items() if side is not None}
         if not wanted:
             return
         decode_sms = sorted({decode for decode, _ in wanted.values()})
-        made = ladder(decode_sms, atom=ATOM_OF[placement], device=self.device, placement=placement)
+        atom = atom_of(info, placement)
+        made = ladder(decode_sms, atom=atom, device=self.device, placement=placement)
         self._stack.enter_context(made)
         for num_sms, (decode, side) in wanted.items():
             partition = getattr(made.split(decode=decode), side)

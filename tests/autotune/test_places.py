@@ -9,6 +9,7 @@ from smkern.autotune import places
 from smkern.autotune.places import absent_sides, ladder_sides, opened
 from smkern.measure import partitions
 from smkern.tuning.config import Budget
+from tests import gpus
 
 
 class FakeLadder:
@@ -52,7 +53,7 @@ def fake_device(monkeypatch):
         monkeypatch.setattr("smkern.partition.ladder", ladder)
 
     for module in (places, partitions):
-        monkeypatch.setattr(module, "device_info", lambda index=0: SimpleNamespace(num_sms=132))
+        monkeypatch.setattr(module, "device_info", lambda index=0: gpus.H200)
         monkeypatch.setattr(module, "release_library_workspaces", lambda: None)
     monkeypatch.setattr(
         partitions, "budget_of_stream", lambda stream, device: Budget(132, "mask", True)

@@ -113,7 +113,7 @@ class FakeLadder:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     found = Clock()
-    info = SimpleNamespace(num_sms=TOTAL, min_sms=2)
+    info = SimpleNamespace(num_sms=TOTAL, min_sms=2, sm_granularity=2)
     patches = {
         (torch.cuda, "synchronize"): lambda *device: None,
         (torch.cuda, "init"): lambda: None,
