@@ -12,6 +12,7 @@ from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, QUICK_STEPS, H
 from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.gemm import FAMILY, GemmCase
 from smkern.autotune.shortlist import problems
+from smkern.limits import MAX_SIZE
 from smkern.measure.attention import BUDGETS, QUICK_BUDGETS
 from smkern.measure.gemm import BUDGETS as GEMM_BUDGETS
 from smkern.measure.gemm import MS, SHAPES, Shape
@@ -22,6 +23,8 @@ SWIGLU_SHAPES = ((14336, 4096), (12288, 4096), (17408, 5120), (25600, 5120))
 """(I, K) of Llama-3.1-8B and of Qwen3-8B, -14B and -32B."""
 QUICK_MS = (16, 512)
 QUICK_GEMM_BUDGETS = (32, 100)
+WHOLE = MAX_SIZE
+"""A budget that no device has: all of its SMs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,10 @@ class Options:
         return self.ms or (quick if self.quick else usual)
 
     def work(self, family: MeasuredFamily, cases: Sequence[Any]) -> OperatorCells:
-        return OperatorCells(family, cases, QUICK_BUDGETS if self.quick else BUDGETS)
+        return OperatorCells(family, cases, self.budgets(BUDGETS, QUICK_BUDGETS))
+
+    def budgets(self, usual: Sequence[int], quick: Sequence[int]) -> Sequence[int]:
+        return quick if self.quick else (*usual, WHOLE)
 
 
 def _products(options: Options, *, swiglu: bool = False) -> OperatorCells:
@@ -60,14 +66,14 @@ def _products(options: Options, *, swiglu: bool = False) -> OperatorCells:
     if swiglu:
         shapes, epilogues = [(2 * n, k) for n, k in shapes], [Epilogue(swiglu=True)]
     found = problems(shapes, options.sizes(MS, QUICK_MS), options.dtype, epilogues)
-    budgets = QUICK_GEMM_BUDGETS if options.quick else GEMM_BUDGETS
+    budgets = options.budgets(GEMM_BUDGETS, QUICK_GEMM_BUDGETS)
     return OperatorCells(FAMILY, [GemmCase(problem) for problem in found], budgets)
 
 
 def _scaled(options: Options) -> OperatorCells:
     """GEMMs of e4m3, with scales of blocks and of rows."""
     shapes = options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
-    budgets = QUICK_GEMM_BUDGETS if options.quick else GEMM_BUDGETS
+    budgets = options.budgets(GEMM_BUDGETS, QUICK_GEMM_BUDGETS)
     cases = fp8.cases_of(shapes, options.sizes(MS, QUICK_MS))
     return OperatorCells(fp8.FAMILY, cases, budgets)
 

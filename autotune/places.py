@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import click
 import torch
 
-from smkern.device import Budget, Confinement, device_info
-from smkern.measure.partitions import Partitions, Place, release_library_workspaces
-from smkern.partition.plan import DEFAULT_STEP
+from smkern.device import Budget, Confinement, DeviceInfo, device_info
+from smkern.measure.partitions import Partitions, Place, release_library_workspaces, side_for
+from smkern.partition.plan import plan_ladder
 
 
 @contextmanager
 def opened(budgets: Iterable[int], confined: Iterable[Confinement]) -> Iterator[list[Place]]:
-    """The places of these budgets.
+    """The places of these budgets; what exceeds the device is all of it.
 
     `confined` is `mask` for green partitions, `grid` for budgets that the grid alone keeps. Budgets
     that the device has no partition of are named.
     """
     total = device_info().num_sms
-    counts = sorted({min(n, total) for n in budgets})
+    counts = _within(budgets, total)
     parts = {n for n in counts if n < total} if "mask" in confined else set()
     with Partitions(parts, ("spread",)) as partitions:
         found = [partitions.full] if total in counts else []
@@ -39,6 +39,25 @@ def opened(budgets: Iterable[int], confined: Iterable[Confinement]) -> Iterator[
         if missing:
             click.echo(f"no partition of {missing} SMs on this device: left out")
         yield found
+
+
+def absent_places(
+    budgets: Iterable[int], confined: Iterable[Confinement], info: DeviceInfo
+) -> list[Place]:
+    """Those of `opened` of a device that is not there, to say what would be measured."""
+    total = info.num_sms
+    counts = _within(budgets, total)
+    found = [Budget(n, "mask", True) for n in counts if n == total]
+    if "grid" in confined:
+        found += [Budget(n, "grid", True) for n in counts if n < total]
+    if "mask" in confined:
+        sides = [n for n in counts if side_for(n, info, "spread") is not None]
+        found += [Budget(n, "mask", 2 * n > total) for n in sides]
+    return [Place(budget, None) for budget in found]
+
+
+def _within(budgets: Iterable[int], total: int) -> list[int]:
+    return sorted({min(n, total) for n in budgets})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +101,9 @@ def ladder_sides() -> Iterator[Sides]:
             release_library_workspaces()
 
 
-def absent_sides(total: int) -> Sides:
+def absent_sides(info: DeviceInfo) -> Sides:
     """The same of a device that is not there, to say what would be measured."""
-    rungs = range(DEFAULT_STEP, total - DEFAULT_STEP + 1, DEFAULT_STEP)
+    total, rungs = info.num_sms, plan_ladder(info).rungs
 
     def place(num_sms: int) -> Place:
         return Place(Budget(num_sms, "mask", num_sms > total // 2), None)

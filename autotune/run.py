@@ -14,10 +14,10 @@ from smkern.autotune.check import Check, report
 from smkern.autotune.model import ModelCells, families, model_config, of_rank
 from smkern.autotune.operators import OPERATORS, Options
 from smkern.autotune.pipeline import Job, Pipeline
-from smkern.autotune.places import absent_sides, ladder_sides, opened
+from smkern.autotune.places import absent_places, absent_sides, ladder_sides, opened
 from smkern.autotune.stop import Stop
 from smkern.autotune.tables import Tables
-from smkern.device import Budget, Confinement, device_info
+from smkern.device import Confinement, device_info
 from smkern.measure.partitions import Place
 from smkern.profile import Profile, load_profile
 from smkern.tuning.cells import user_path
@@ -65,9 +65,7 @@ def tune_operator(
 
     if asked.dry_run:
         profile = load_profile()
-        half = profile.info.num_sms // 2
-        budgets = [Budget(n, mode, n > half) for n in counts for mode in modes]
-        _describe(jobs([Place(budget, None) for budget in budgets]), profile)
+        _describe(jobs(absent_places(counts, modes, profile.info)), profile)
         return
     gpu = device_info().name
     path = asked.out or user_path(gpu, family.name)
@@ -89,7 +87,7 @@ def tune_model(asked: Settings, *, model: str, tp: int, check: bool) -> None:
 
     if asked.dry_run:
         profile = load_profile()
-        sides = absent_sides(profile.info.num_sms).only(asked.budgets)
+        sides = absent_sides(profile.info).only(asked.budgets)
         _describe(cells(profile).jobs(sides), profile)
         return
     gpu, out = device_info().name, asked.out

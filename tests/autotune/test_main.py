@@ -8,7 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.autotune import main, operators, run
+from smkern.device import Budget
 from smkern.errors import ConfigError, DeviceError
+from smkern.profile import profile_for
+from tests import gpus
 
 
 def invoke(*arguments):
@@ -40,6 +43,15 @@ def test_a_dry_run_says_what_would_be_measured_and_needs_no_gpu(arguments, cells
     assert re.match(rf"{cells} cells, \d+ candidates, for NVIDIA H200", ran.output)
 
 
+@pytest.mark.parametrize("info", gpus.FOREIGN, ids=gpus.by_name)
+@pytest.mark.parametrize("op", main.OPS)
+def test_a_dry_run_is_of_any_gpu(op, info, monkeypatch):
+    monkeypatch.setattr(run, "load_profile", lambda: profile_for(info))
+    ran = invoke("--dry-run", "--quick", "--op", op)
+    assert ran.exit_code == 0, ran.output
+    assert f" for {info.name}" in ran.output
+
+
 def test_gemm_swiglu_is_tuned_by_its_inner_width():
     options = operators.Options(shapes=[(14336, 4096)], ms=(8, 64))
     found = [case.problem for case in operators.OPERATORS["gemm_swiglu"](options).cases]
@@ -54,7 +66,7 @@ def test_every_operator_has_cases(op):
     for quick in (False, True):
         work = operators.OPERATORS[op](operators.Options(quick=quick))
         key_of = work.family.tuned.key_of
-        keys = {key_of(case.problem, run.Budget(16)) for case in work.cases}
+        keys = {key_of(case.problem, Budget(16)) for case in work.cases}
         assert len(keys) == len(work.cases) > 0
 
 

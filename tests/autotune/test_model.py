@@ -204,7 +204,7 @@ def test_the_first_cells_are_the_large_products_on_the_usual_splits(profile, mon
     monkeypatch.setattr(model, "DECODE_ROWS", (8, 64))
     monkeypatch.setattr(model, "PREFILL_ROWS", (1024, 4096))
     monkeypatch.setattr(model, "MIXED_ROWS", ())
-    jobs = jobs_of(model_config("qwen3-8b"), profile, absent_sides(132))
+    jobs = jobs_of(model_config("qwen3-8b"), profile, absent_sides(profile.info))
     usual = {16, 32, 48, 84, 100, 116, 132}
     assert {job.place.budget.num_sms for job in jobs[:20]} == usual
     kinds = {job.family.name for job in jobs[:20]}

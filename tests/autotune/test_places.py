@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from smkern.autotune import places
-from smkern.autotune.places import absent_sides, ladder_sides, opened
+from smkern.autotune.operators import OPERATORS, Options
+from smkern.autotune.places import absent_places, absent_sides, ladder_sides, opened
 from smkern.measure import partitions
+from smkern.measure.gemm import BUDGETS as GEMM_BUDGETS
+from smkern.partition import plan_ladder
 from smkern.tuning.config import Budget
 from tests import gpus
 
@@ -106,8 +109,28 @@ def test_a_servers_sides_are_those_of_the_default_ladder(fake_device):
 
 
 def test_the_sides_of_an_absent_device_are_multiples_of_eight_and_complements():
-    sides = absent_sides(132)
+    sides = absent_sides(gpus.H200)
     assert [p.budget.num_sms for p in sides.decode] == list(range(8, 125, 8))
     assert [p.budget.num_sms for p in sides.prefill] == list(range(124, 11, -8))[:15]
     assert sides.decode[0].budget == Budget(8, "mask", False)
     assert sides.prefill[0].budget == Budget(124, "mask", True)
+
+
+@pytest.mark.parametrize("info", [gpus.H200, *gpus.FOREIGN], ids=gpus.by_name)
+def test_absent_places_are_those_of_the_device(info):
+    work, total = OPERATORS["gemm"](Options()), info.num_sms
+    masks = [place.budget for place in absent_places(work.budgets, ("mask",), info)]
+    counts = [budget.num_sms for budget in masks]
+    usual = [n for n in GEMM_BUDGETS if n < total and n % info.sm_granularity == 0]
+    assert counts == [total, *usual]
+    assert masks[0] == Budget(total, "mask", True)
+    grids = {place.budget for place in absent_places([16, 500], ("grid",), info)}
+    assert grids == {Budget(total, "mask", True), *([Budget(16, "grid", True)] * (total > 16))}
+
+
+@pytest.mark.parametrize("info", gpus.FOREIGN, ids=gpus.by_name)
+def test_the_sides_of_absent_devices_are_those_of_their_ladders(info):
+    sides = absent_sides(info)
+    assert tuple(place.num_sms for place in sides.decode) == plan_ladder(info).rungs
+    pairs = zip(sides.decode, sides.prefill, strict=True)
+    assert {a.num_sms + b.num_sms for a, b in pairs} == {info.num_sms}
