@@ -51,8 +51,9 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
               default=None, help="A latency table of your own.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None,
               help="Default: the GPU where there is one.")  # fmt: skip
-@click.option("--rungs", type=IntList(), default=",".join(map(str, RUNGS)), show_default=True,
-              help="Decode's SMs, of each split.")  # fmt: skip
+@click.option("--rungs", type=IntList(), default=None,
+              help="Decode's SMs, of each split. Default: what the GPU has of "
+              f"{','.join(map(str, RUNGS))}.")  # fmt: skip
 @click.option("--max-running", type=click.IntRange(1), default=128, show_default=True,
               help="Requests that decode at a time.")  # fmt: skip
 @click.option("--max-context", type=click.IntRange(1), default=None,
@@ -85,8 +86,7 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
               help="After SIGTERM, so long may responses take to end.")  # fmt: skip
 def command(
     model: str, name: str | None, tokenizer: Path | None, host: str, port: int,
-    api_key: str | None, max_body_mib: int, max_choices: int, grace_s: int, rungs: tuple[int, ...],
-    **engine: Any,
+    api_key: str | None, max_body_mib: int, max_choices: int, grace_s: int, **engine: Any,
 ) -> None:  # fmt: skip
     """Serve a model to OpenAI's clients: completions, chats, streams; prefill beside decode."""
     missing = [module for module in NEEDED if find_spec(module) is None]
@@ -107,7 +107,7 @@ def command(
         raise ArgumentError(f"--tokenizer {tokenizer} holds no tokenizer's files")
     name = Path(model).name if name is None else name
     limits = Limits(api_key, max_body_mib << 20, max_choices)
-    options = {"model": model, "rungs": tuple(sorted(set(rungs))), **engine}
+    options = {"model": model, **engine}
     check_engine(options)
     with bound(host, port) as place:  # a port that is taken is said before minutes of loading
         click.echo(f"loading {model}", err=True)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import smkern
-from smkern.device import torch_device
+from smkern.device import DeviceInfo, torch_device
+from smkern.errors import BudgetError
 from smkern.garbage import seldom_collected
 from smkern.kv import KvPool
 from smkern.latency import TablePredictor
@@ -23,8 +24,8 @@ from smkern.models.presets import find_model
 from smkern.models.quantization import Kind
 from smkern.models.shard import WHOLE
 from smkern.models.weights import with_dtype
+from smkern.partition import plan_ladder
 from smkern.policies import Policy
-from smkern.profile import load_profile
 from smkern.replay.named import asks_predictor, parsed, policy_named
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.loading import find_weights, kv_sizes
@@ -50,7 +51,8 @@ class EngineOptions:
         order: In which order requests wait.
         table: A latency table of one's own; None: the shipped one of the model.
         device: Where the model is; None: the GPU where there is one, else the CPU.
-        rungs: SMs of decode's side; none: no partitions.
+        rungs: SMs of decode's side; none: no partitions. None: those of `RUNGS` that leave prefill
+            as many as the device's own ladder does; on a slice too small for any, that ladder's.
         max_running, max_prefill, max_tokens, max_context: See `smkern.serve`.
         num_pages: None: as many as fit.
         memory_fraction, page_size: Of the pool.
@@ -69,7 +71,7 @@ class EngineOptions:
     order: str = "slack"
     table: Path | None = None
     device: str | None = None
-    rungs: tuple[int, ...] = RUNGS
+    rungs: tuple[int, ...] | None = None
     max_running: int = 128
     max_prefill: int = 16
     max_tokens: int = 8192
@@ -110,7 +112,11 @@ def open_runtime(
     device = torch_device(options.device)
     on_gpu = device.type == "cuda"
     sizes = with_dtype(config, options.quantization)
-    policy = _policy(sizes, options, smkern.device_info().name if on_gpu else None)
+    info = smkern.device_info() if on_gpu else None
+    # graphs of partitions that no decision names would be for nothing
+    splits = parsed(options.policy)[0].splits != "never"
+    rungs = rungs_of(options.rungs, info) if splits else ()
+    policy = _policy(sizes, options, places_of(rungs, info.num_sms) if info else [])
     weights = find_weights(config, folder, device, options.quantization, options.seed, WHOLE)
     config = weights.config
     done("weights are there")
@@ -120,9 +126,7 @@ def open_runtime(
         batch_invariant=options.batch_invariant,
     )  # fmt: skip
     pool = _pool(config, options, device)
-    # graphs of partitions that no decision names would be for nothing
-    splits = on_gpu and options.rungs and parsed(options.policy)[0].splits != "never"
-    with smkern.ladder(options.rungs) if splits else nullcontext() as ladder:
+    with smkern.ladder(rungs) if on_gpu and rungs else nullcontext() as ladder:
         if on_gpu and options.warm:
             warmed = warm_kernels(
                 config, ladder, page_size=options.page_size, max_running=options.max_running,
@@ -132,7 +136,7 @@ def open_runtime(
             done(f"{warmed.compiled} kernels compiled, {warmed.variants} loaded")
         mux = smkern.serve(
             decoder, pool, ladder=ladder, policy=policy, max_running=options.max_running,
-            device=None if on_gpu else HostDevice(rungs=options.rungs), seed=options.seed,
+            device=None if on_gpu else HostDevice(rungs=rungs), seed=options.seed,
             max_prefill=options.max_prefill, max_tokens=options.max_tokens,
             max_context=options.max_context,
         )  # fmt: skip
@@ -148,16 +152,32 @@ def open_runtime(
                 mux.close(force=True)
 
 
-def _policy(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Policy:
-    predictor = _predictor(config, options, gpu) if asks_predictor(options.policy) else None
+def rungs_of(asked: tuple[int, ...] | None, info: DeviceInfo | None) -> tuple[int, ...]:
+    """The rungs of `EngineOptions` on a GPU; None: on a CPU, which has any.
+
+    Raises:
+        BudgetError: the GPU cannot be split so.
+    """
+    if info is None or asked == ():
+        return RUNGS if asked is None else tuple(sorted(set(asked)))
+    if asked is None:
+        own = plan_ladder(info).rungs
+        return tuple(n for n in RUNGS if n <= info.num_sms - own[0]) or own
+    try:
+        return plan_ladder(info, asked).rungs
+    except BudgetError as error:
+        raise BudgetError(f"--rungs: {error}") from None
+
+
+def _policy(config: ModelConfig, options: EngineOptions, sms: list[int]) -> Policy:
+    predictor = _predictor(config, options, sms) if asks_predictor(options.policy) else None
     return policy_named(options.policy, predictor, tbt_slo_ms=options.tbt_ms, order=options.order)
 
 
-def _predictor(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Predictor:
+def _predictor(config: ModelConfig, options: EngineOptions, sms: list[int]) -> Predictor:
     if options.table is not None:
         return TablePredictor.read(options.table).for_model(config)
-    sms = [] if gpu is None else places_of(options.rungs, load_profile().info.num_sms)
-    return predictor_for(config, gpu, sms=sms)
+    return predictor_for(config, sms=sms)
 
 
 def _pool(config: ModelConfig, options: EngineOptions, device: Any) -> KvPool:

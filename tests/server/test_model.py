@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from smkern.errors import ArgumentError, ConfigError
+from smkern.errors import ArgumentError, BudgetError, ConfigError
 from smkern.models import Decoder, Quantization
-from smkern.server import model
+from smkern.partition import plan_ladder
+from smkern.server import RUNGS, model
 from smkern.server.command import command
-from smkern.server.model import EngineOptions, open_runtime
+from smkern.server.model import EngineOptions, open_runtime, rungs_of
+from tests import gpus
 from tests.models.generation import greedy, random_prompts, tiny
 
 SIZES: dict[str, Any] = {"rungs": (), "max_running": 4, "num_pages": 64, "max_tokens": 64}
@@ -54,6 +57,23 @@ def test_gemms_are_priced_only_for_a_policy_that_asks(monkeypatch: pytest.Monkey
     with pytest.raises(ArgumentError, match="without a predictor"):
         open_runtime(EngineOptions(tiny(), policy="chunked", device="cpu", **SIZES)).__enter__()
     assert len(priced) == 1
+
+
+@pytest.mark.parametrize("info", [gpus.H200, *gpus.FOREIGN], ids=gpus.by_name)
+def test_the_default_rungs_are_those_that_a_gpu_has(info):
+    found = rungs_of(None, info)
+    assert plan_ladder(info, found).rungs == found
+    assert found == RUNGS if info.num_sms >= 72 else found == plan_ladder(info).rungs
+    assert rungs_of(None, replace(info, num_sms=60)) == RUNGS[: RUNGS.index(52) + 1]
+    assert rungs_of((), info) == ()
+
+
+def test_rungs_that_a_gpu_has_not_are_refused_before_weights(monkeypatch: pytest.MonkeyPatch):
+    gpus.install(monkeypatch, gpus.A100)
+    options = EngineOptions("qwen3-8b", rungs=(16, 22))
+    said = r"--rungs: a decode side of 22 SMs .*A100.* take a multiple of 4 from 4 to 104"
+    with pytest.raises(BudgetError, match=said):
+        open_runtime(options).__enter__()
 
 
 def test_sizes_that_blocks_do_not_divide_are_refused():
