@@ -22,6 +22,7 @@ from smkern.measure.timing import sets_for
 from smkern.models.quantization import Kind
 from smkern.ops.fp8.call import ScaledGemm
 from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher
+from smkern.ops.fp8.scales import check_fp8_capability
 from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference.fp8 import dequantize, quantize
 from smkern.profile import Profile
@@ -132,8 +133,15 @@ def listed(
     problem: ScaledProblem, budget: Budget, profile: Profile, most: int
 ) -> dict[GemmConfig, float]:
     """The model's best, at most `MAX_OF_A_TILE` of a tile, so that others get a chance, and beside
-    them CUTLASS's best where it is there."""
+    them CUTLASS's best where it is there. None off sm_90, where one tile serves all.
+
+    Raises:
+        DeviceError: a GPU without e4m3.
+    """
+    check_fp8_capability(profile.info.sm)
     found: dict[GemmConfig, float] = {}
+    if not fp8.serves_ws(problem, profile.info.capability):
+        return found
     tiles: Counter[tuple[object, ...]] = Counter()
     for us, config in sorted(fp8.ranked(problem, budget, profile)):
         tile = (config.block_m, config.block_n, config.swap, config.ctas_per_sm)

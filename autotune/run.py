@@ -60,12 +60,13 @@ def tune_operator(
     modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
     counts = asked.budgets or work.budgets
 
-    def jobs(places: Sequence[Place]) -> list[Job]:
-        return [Job(family, case, place) for case in work.cases for place in places]
+    def jobs(places: Sequence[Place], profile: Profile) -> list[Job]:
+        found = [Job(family, case, place) for case in work.cases for place in places]
+        return [job for job in found if job.wanted(profile)]
 
     if asked.dry_run:
         profile = load_profile()
-        _describe(jobs(absent_places(counts, modes, profile.info)), profile)
+        _describe(jobs(absent_places(counts, modes, profile.info), profile), profile)
         return
     gpu = device_info().name
     path = asked.out or user_path(gpu, family.name)
@@ -73,7 +74,8 @@ def tune_operator(
     with Stop(asked.seconds) as stop:
         tuning = _Run(asked, tables, stop)
         with opened(counts, modes) as places:
-            tuning.measure(jobs(places), f"{path}; every candidate in {tables.raw_path}")
+            found = jobs(places, load_profile(0))
+            tuning.measure(found, f"{path}; every candidate in {tables.raw_path}")
 
 
 def tune_model(asked: Settings, *, model: str, tp: int, check: bool) -> None:

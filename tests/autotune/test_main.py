@@ -48,8 +48,25 @@ def test_a_dry_run_says_what_would_be_measured_and_needs_no_gpu(arguments, cells
 def test_a_dry_run_is_of_any_gpu(op, info, monkeypatch):
     monkeypatch.setattr(run, "load_profile", lambda: profile_for(info))
     ran = invoke("--dry-run", "--quick", "--op", op)
+    if op == "gemm_fp8" and info.capability < (8, 9):
+        assert isinstance(ran.exception, DeviceError)
+        return
     assert ran.exit_code == 0, ran.output
+    is_tuned = op != "gemm_fp8" or info.capability[0] == 9
+    assert ran.output.startswith("0 cells") != is_tuned
     assert f" for {info.name}" in ran.output
+
+
+@pytest.mark.parametrize("info", [gpus.A100, gpus.L40S, gpus.B200], ids=gpus.by_name)
+def test_a_model_in_fp8_has_cells_of_kernels_that_the_gpu_has(info, monkeypatch):
+    monkeypatch.setattr(run, "load_profile", lambda: profile_for(info))
+    ran = invoke("--dry-run", "--model", "qwen3-8b-fp8", "--budgets", "32")
+    if info.capability < (8, 9):
+        assert isinstance(ran.exception, DeviceError)
+        assert "has no e4m3" in str(ran.exception)
+    else:
+        assert "attention: " in ran.output
+        assert "gemm_fp8" not in ran.output
 
 
 def test_gemm_swiglu_is_tuned_by_its_inner_width():
