@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from math import log2
 
 from smkern.latency.table import Kind, Timing
@@ -12,6 +13,8 @@ AT_A_CELL = 0.024
 """Relative error beside a measured launch: requests that are unlike take longer or less."""
 AN_OCTAVE = 0.003
 """What an octave of SMs, rows, tokens or keys away from the nearest launch adds."""
+TOLD = 0.05
+"""Beside launches of another model, or of another GPU of the architecture: 3.4 to 6% were seen."""
 MOST = 0.3
 
 
@@ -23,11 +26,18 @@ class Confidence:
     """
 
     def __init__(self, cells: Iterable[Timing]) -> None:
+        self._at_a_cell = AT_A_CELL
         self._points: dict[Kind, list[tuple[float, ...]]] = {}
         for cell in cells:
             if not cell.beside_sms:
                 point = _point(cell.size(1), cell.num_sms)
                 self._points.setdefault(cell.kind, []).append(point)
+
+    def told(self, at_a_cell: float) -> Confidence:
+        """The same for what is told from the cells, with so large an error beside them at least."""
+        other = copy(self)
+        other._at_a_cell = max(self._at_a_cell, at_a_cell)
+        return other
 
     def error(self, size: Size, num_sms: int) -> float:
         """The mean relative error to be expected of a launch's prediction; 0.03 is 3%."""
@@ -36,7 +46,7 @@ class Confidence:
             return MOST
         point = _point(size, num_sms)
         away = min(sum(abs(a - b) for a, b in zip(point, other, strict=True)) for other in points)
-        return min(AT_A_CELL + AN_OCTAVE * away, MOST)
+        return min(self._at_a_cell + AN_OCTAVE * away, MOST)
 
 
 def _point(size: Size, num_sms: int) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from smkern.device import gpu_folder
 from smkern.errors import ArgumentError, TableError
-from smkern.latency.confidence import Confidence
+from smkern.latency.confidence import MOST, TOLD, Confidence
 from smkern.latency.contention import Pair, Slowdowns, Usage
 from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.prompt_times import PromptTimes
@@ -172,6 +172,11 @@ class TablePredictor:
             return self
         other = copy(self)
         other.sizes, other.profile = sizes, profile
+        here, there = profile.info, self.profile.info
+        if here.capability != there.capability:
+            other._confidence = self._confidence.told(MOST)
+        elif (sizes, here.name, here.num_sms) != (self.sizes, there.name, there.num_sms):
+            other._confidence = self._confidence.told(TOLD)
         like = None if gemms else self._roofline
         other._roofline = roofline = Roofline(sizes, profile, gemms=gemms, like=like)
         other._steps = self._steps.over(roofline)
@@ -232,7 +237,8 @@ class TablePredictor:
         return GUARD * slowdown * self.alone_us(size, num_sms)
 
     def confidence(self, size: Size, num_sms: int) -> float:
-        """The relative error to be expected of `alone_us`, by how far the nearest cell is.
+        """The relative error to be expected of `alone_us`, by how far the nearest cell is, and by
+        whose it is: more of another model or GPU, most of another architecture, which nobody tried.
 
         Args:
             size: The launch.

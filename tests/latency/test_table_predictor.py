@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError, ProfileError, TableError
 from smkern.latency import Chunk, Size, TablePredictor
-from smkern.latency.confidence import AT_A_CELL, MOST
 from smkern.latency.prompt_times import UNEVEN
 from smkern.latency.roofline import Roofline
 from smkern.latency.step_times import Attention
@@ -357,15 +356,6 @@ def test_a_guard_is_above_what_is_expected() -> None:
     step, chunk = decode(64, 1024), prompt(2048)
     expected = 1.5 * PREDICTOR.alone_us(step, 20)
     assert PREDICTOR.worst_us(step, 20, chunk, 80) == pytest.approx(GUARD * expected)
-
-
-def test_the_nearer_the_surer() -> None:
-    near = PREDICTOR.confidence(decode(64, 1024), 20)
-    assert near == pytest.approx(AT_A_CELL)
-    assert PREDICTOR.confidence(decode(48, 1024), 20) > near
-    assert PREDICTOR.confidence(decode(256, 9000), 60) > PREDICTOR.confidence(decode(48, 1024), 20)
-    mixed = replace(decode(4, 9), chunks=(Chunk(4),), layers=LAYERS, num_layers=LAYERS)
-    assert PREDICTOR.confidence(mixed, 20) == MOST  # none was timed
 
 
 def shipped_text() -> tuple[dict[str, Any], str]:
