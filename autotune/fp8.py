@@ -17,12 +17,12 @@ from smkern.autotune.measure import Tuner, best_cell
 from smkern.autotune.raw import Measurement
 from smkern.device import Budget
 from smkern.kernels.cute.compile import serves
+from smkern.limits import check_fp8_capability
 from smkern.measure.partitions import Place
 from smkern.measure.timing import sets_for
 from smkern.models.quantization import Kind
 from smkern.ops.fp8.call import ScaledGemm
 from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher
-from smkern.ops.fp8.scales import check_fp8_capability
 from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference.fp8 import dequantize, quantize
 from smkern.profile import Profile

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from smkern.errors import ArgumentError
+from smkern.errors import ArgumentError, DeviceError
 
 HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (1, 16, 32, 64, 128, 256)
@@ -20,6 +20,8 @@ MAX_FLOAT = (2 - 2**-23) * 2.0**127
 MIN_FLOAT = 2.0**-126
 """The smallest of fp32 that has all its bits, and whose inverse fp32 holds too."""
 
+FP8_CAPABILITY = 89
+"""The first compute capability with e4m3."""
 FP8_MAX = 448.0
 """The largest of e4m3."""
 FP8_BLOCK = 128
@@ -35,6 +37,15 @@ def shown(value: Any) -> str:
     except Exception:  # noqa: BLE001 - an integer of 5,000 digits, a tensor without memory
         text = f"{type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def check_fp8_capability(capability: int) -> None:
+    """Raise DeviceError for a GPU without e4m3."""
+    if capability < FP8_CAPABILITY:
+        raise DeviceError(
+            f"compute capability {capability // 10}.{capability % 10} has no e4m3 (8.9 and later "
+            "have): use bf16 weights"
+        )
 
 
 def as_index(value: Any) -> int:

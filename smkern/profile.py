@@ -330,8 +330,8 @@ def _read(path: Path, source: Source) -> Profile:
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.json")))
         raise ProfileError(
-            f"no profile {path.name}; shipped are: {known}. For another GPU call "
-            "load_profile() on a machine that has it"
+            f"no profile {path.name}; shipped are: {known}. A machine with another GPU has that "
+            "one's too, scaled from these until it is measured: smkern bench ceilings --save"
         ) from None
     except OSError as error:
         raise ProfileError(f"{path} cannot be read ({error.strerror}): {_REMEDY}") from error

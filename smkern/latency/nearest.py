@@ -10,6 +10,7 @@ from smkern.latency.model_gemms import gemm_times
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import shipped_path
 from smkern.latency.table_predictor import TablePredictor
+from smkern.limits import check_fp8_capability
 from smkern.models.config import ModelConfig
 from smkern.models.presets import preset, presets
 from smkern.profile import load_profile, nearest
@@ -43,6 +44,7 @@ def predictor_for(
     Raises:
         ConfigError: no preset of that name.
         ProfileError: no profile of that GPU.
+        DeviceError: weights in fp8, and a GPU without e4m3.
 
     Example:
         >>> import smkern
@@ -51,6 +53,8 @@ def predictor_for(
     """
     config = model if isinstance(model, ModelConfig) else preset(model)
     profile = load_profile(gpu and gpu_folder(gpu))
+    if config.quantization is not None:
+        check_fp8_capability(profile.info.sm)
     here = profile.info.name
     name, where = next(_there(config, [known.info.name for known in nearest(profile.info)]))
     table = TablePredictor.load(name, where)

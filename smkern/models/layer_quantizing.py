@@ -10,10 +10,10 @@ from torch import Tensor
 
 from smkern.device import device_info
 from smkern.errors import WeightsError
+from smkern.limits import check_fp8_capability
 from smkern.models.layers import DenseLayer, Layer, LayerScales, Scales
 from smkern.models.quantization import Kind
 from smkern.ops import quantize as quantize_matrix
-from smkern.ops.fp8.scales import check_fp8_capability
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig

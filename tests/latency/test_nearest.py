@@ -10,7 +10,7 @@ import pytest
 from smkern import predictor_for
 from smkern.bench.results import FOLDER
 from smkern.device import gpu_folder
-from smkern.errors import ProfileError
+from smkern.errors import DeviceError, ProfileError
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.accuracy import Accuracy, accuracy
 from smkern.latency.gemm_times import GemmTimes
@@ -153,6 +153,13 @@ def test_of_a_part_of_a_gpu_times_are_told(info, priced, monkeypatch: pytest.Mon
     assert alone == pytest.approx(whole, rel=0.1)
     with pytest.raises(ProfileError, match=f"take 1 to {total}"):
         found.alone_us(STEP, total + 2)
+
+
+@pytest.mark.parametrize("info", [gpus.A100, gpus.TINY_SLICE], ids=gpus.by_name)
+def test_of_weights_in_fp8_a_gpu_without_e4m3_has_none(info, monkeypatch) -> None:
+    gpus.install(monkeypatch, info)
+    with pytest.raises(DeviceError, match=r"8\.0 has no e4m3 \(8\.9 and later have\)"):
+        predictor_for("qwen3-8b-fp8")
 
 
 @pytest.mark.parametrize("model", ["qwen3-32b", "qwen3-30b-a3b"])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import smkern
 from smkern.errors import ArgumentError
-from smkern.ops.fp8.scales import check_fp8_capability
+from smkern.limits import check_fp8_capability
 from smkern.ops.reference.fp8 import dequantize
 from tests.ops.tensors import default_dtype
 

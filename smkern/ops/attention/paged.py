@@ -18,6 +18,7 @@ from smkern.kernels.attention.args import (
 )
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.triton_launch import is_aligned
+from smkern.limits import check_fp8_capability
 from smkern.ops.aliasing import pointer
 from smkern.ops.attention import library
 from smkern.ops.attention.call import Call, check_call, problem_of, results_of, shape_of, sizes_of
@@ -27,7 +28,6 @@ from smkern.ops.attention.plan import Plan, PlanNumbers, check_place, shape_of_p
 from smkern.ops.attention.plan_eager import host_budget, plan_here
 from smkern.ops.attention.plan_library import plan_through_library
 from smkern.ops.checks import as_flag
-from smkern.ops.fp8.scales import check_fp8_capability
 from smkern.ops.operator import Bound, Operator, Part
 from smkern.ops.operator_eager import run_here
 from smkern.ops.operator_library import entry

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError, DeviceError, WarmupError
+from smkern.limits import check_fp8_capability
 from smkern.ops.bounded_cache import model_rows
 from smkern.ops.checks import dtype_name
 from smkern.ops.fp8.call import out_dtype_of
-from smkern.ops.fp8.scales import block_steps, check_fp8_capability, kind_of, row_step
+from smkern.ops.fp8.scales import block_steps, kind_of, row_step
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.gemm.extras import Extras
 from smkern.ops.operator import Bound

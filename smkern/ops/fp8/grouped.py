@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+from smkern.limits import check_fp8_capability
 from smkern.ops import checks
 from smkern.ops.checks import FP8_BLOCK, dtype_name
 from smkern.ops.fp8.call import ScaledGrouped, check_out_dtype, out_dtype_of
@@ -16,7 +17,6 @@ from smkern.ops.fp8.call import given_scales as given_scales
 from smkern.ops.fp8.scales import (
     block_steps,
     check_e4m3,
-    check_fp8_capability,
     check_scale_pair,
     check_values,
     kind_of,

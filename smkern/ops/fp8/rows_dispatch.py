@@ -6,8 +6,9 @@ from functools import cache
 
 from torch import Tensor
 
+from smkern.limits import check_fp8_capability
 from smkern.ops.checks import FP8_BLOCK, dtype_name
-from smkern.ops.fp8.scales import block_steps, check_fp8_capability
+from smkern.ops.fp8.scales import block_steps
 from smkern.ops.moe.check import gpu_dtype
 from smkern.ops.operator import Bound
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher

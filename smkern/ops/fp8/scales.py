@@ -7,13 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError, DeviceError
+from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.checks import FP8, FP8_BLOCK, check_steps
 
 ScaleKind = Literal["row", "block"]
 """row: one number a matrix or a row, on either side; block: 1 x 128 of a, 128 x 128 of w."""
-MIN_CAPABILITY = 89
 
 
 def check_e4m3(name: str, x: Any) -> None:
@@ -113,15 +112,6 @@ def check_values(call: Any) -> None:
                 f"{name}{at or ''} is {float(scale[bad][0])}: scales are finite and above 0; find "
                 "what was not finite before it was quantised"
             )
-
-
-def check_fp8_capability(capability: int) -> None:
-    """Raise DeviceError for a GPU without e4m3."""
-    if capability < MIN_CAPABILITY:
-        raise DeviceError(
-            f"compute capability {capability // 10}.{capability % 10} has no e4m3 (8.9 and later "
-            "have): use bf16 weights"
-        )
 
 
 def _check_rows(name: str, scale: Tensor, rows: tuple[int, ...], of: str) -> None:
