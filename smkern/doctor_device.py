@@ -96,6 +96,8 @@ def kernels(info: DeviceInfo) -> tuple[Status, str]:
     """Which kernels run on this architecture, and which do not."""
     if info.capability < (8, 0):
         return "absent", "smkern's kernels need sm_80 or later; CPU tensors run the reference"
+    if info.capability[0] == 11:
+        return "absent", "Triton 3.6 compiles nothing for sm_110; CPU tensors run the reference"
     from smkern.tuning import constraints
     from smkern.tuning.attention.constraints import served_by
     from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
@@ -114,6 +116,8 @@ def kernels(info: DeviceInfo) -> tuple[Status, str]:
     missing = [f"{kernel} GEMM" for kernel in constraints.AVAILABLE if kernel not in gemm]
     missing += [] if attention == "cuda" else ["CUDA attention"]
     runs = f"GEMM by {', '.join(gemm)}; attention by {attention}"
+    if info.capability[0] == 10:
+        missing.append("e4m3 GEMMs that are faster than bf16's")
     if not missing:
         return "ok", f"{runs}; nothing is missing"
     return "note", f"{runs}; missing here: {', '.join(missing)}"
