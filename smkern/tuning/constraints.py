@@ -25,6 +25,10 @@ REGISTERS_PER_SM = 65536
 ACCUMULATORS, ACCUMULATORS_BESIDE_OPERANDS = 128, 64
 """Accumulators per thread above which the compiler spills; the smaller limit is for kernels that
 also hold operands in registers: mma.sync, and fp32, which runs on the vector units."""
+UNALIGNED_OPERANDS, UNALIGNED_SWIGLU = 48, 72
+"""Elements of both operands in a step, per thread: unaligned rows go through registers. Up to 48
+compiled to spills of 100 bytes at most on sm_80, sm_100 and sm_120, more to up to 8,000. SwiGLU has
+no smaller tile for few rows."""
 SHARED_BYTES: dict[Capability, int] = {
     (8, 0): 166_912, (8, 6): 101_376, (8, 7): 166_912, (8, 9): 101_376, (9, 0): 232_448,
     (12, 0): 101_376, (12, 1): 101_376,
@@ -81,6 +85,14 @@ def ctas_fit(each: int, count: int, capability: Capability) -> bool:
 def holds_operands(dtype: Dtype, capability: Capability) -> bool:
     """Whether matrix products read their operands from registers, not from shared memory."""
     return dtype == "fp32" or capability[0] not in (9, 10)
+
+
+def is_by_element(problem: GemmProblem, capability: Capability) -> bool:
+    """Whether operands come element by element, as rows that are not 16-byte aligned do.
+
+    sm_90's choices stay as they were, which spill as well.
+    """
+    return not problem.aligned and capability[0] != 9
 
 
 def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16", residual: bool = False) -> int:
@@ -208,7 +220,8 @@ def has_warps(
 ) -> bool:
     """4 or 8 warps, and no more accumulators per thread than its registers hold.
 
-    A step in fp32 is fully unrolled, so its operands are in registers as well.
+    A step in fp32 is fully unrolled, so its operands are in registers as well, and so are those of
+    unaligned rows.
     """
     if config.kernel in LIBRARIES:
         return True
@@ -221,6 +234,10 @@ def has_warps(
             most = most * 32 // max(config.block_k, 32)
     threads = 32 * config.num_warps
     if config.kernel == "cutlass" and config.num_warps != 4:
+        return False
+    elements = (config.block_m + config.block_n) * config.block_k
+    most_elements = UNALIGNED_SWIGLU if problem.epilogue.swiglu else UNALIGNED_OPERANDS
+    if is_by_element(problem, capability) and elements > most_elements * threads:
         return False
     return config.num_warps in (4, 8) and config.block_m * config.block_n <= most * threads
 
@@ -250,6 +267,8 @@ def fits_registers(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
     each = registers(config, holds_operands(problem.dtype, capability))
+    if is_by_element(problem, capability):
+        each = 32 * config.num_warps * 255  # what it compiles to
     return config.kernel in LIBRARIES or config.ctas_per_sm * each <= REGISTERS_PER_SM
 
 

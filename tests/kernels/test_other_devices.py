@@ -24,7 +24,7 @@ from smkern.kernels.rows_launch import variant_of as rows_variant
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.tuning.append import APPEND_FAMILY, AppendProblem
 from smkern.tuning.config import Epilogue, GemmProblem
-from smkern.tuning.constraints import shared_limit
+from smkern.tuning.constraints import REGISTERS_PER_SM, shared_limit
 from smkern.tuning.grouped import GROUPED_FAMILY, GroupedProblem
 from smkern.tuning.rows import RowsProblem, choose
 from tests.kernels.cubins import told, usage
@@ -122,6 +122,20 @@ def test_every_size_has_a_gemm_whose_operands_are_registers_enough(
             sums = config.block_m * config.block_n // (32 * config.num_warps)
             assert sums <= (128 if capability in (90, 100) else 64)
             assert (config.kernel == "pointer") == (capability < 90)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 77, 2048])
+@pytest.mark.parametrize("capability", DEVICES)
+def test_a_gemm_of_unaligned_rows_spills_a_few_words(capability, rows, loaded, tmp_path) -> None:
+    """Operands go through registers by element: larger tiles spilled kilobytes a thread."""
+    kernels = GemmKernels(0, capability)
+    dispatcher = Dispatcher(profile_of(capability), None, lambda: kernels, _absent)
+    problem = GemmProblem(rows, 50_257, 4096, aligned=False)
+    plan: Any = dispatcher.plan(problem, Budget(32, "mask"))
+    ((cubin, _),) = loaded.cubins
+    registers, spilled = usage(cubin, tmp_path)
+    assert spilled <= 100
+    assert plan.config.ctas_per_sm * 32 * plan.config.num_warps * registers <= REGISTERS_PER_SM
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -117,6 +117,20 @@ def test_sm_80_has_pointer_kernels_within_its_shared_memory():
     assert max(constraints.shared_bytes(config) for config in found) <= 166_912
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("epilogue", [Epilogue(), Epilogue(residual=True), Epilogue(swiglu=True)])
+@pytest.mark.parametrize("confined", ["mask", "grid"])
+def test_all_rows_have_tiles_where_rows_are_not_aligned(
+    capability, dtype, epilogue, confined
+) -> None:
+    for m in (*range(1, 140), 256, 257, 300, 512, 513, 4096):
+        problem = GemmProblem(m, 1000, 520, dtype, epilogue, aligned=False)
+        assert candidates.sensible_variants(
+            problem, Budget(32, confined), capability, constraints.AVAILABLE
+        )
+
+
 @pytest.mark.parametrize(
     "problem", [replace(PROBLEM, dtype="fp32"), replace(PROBLEM, aligned=False)]
 )
