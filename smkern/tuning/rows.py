@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from smkern.device import Budget as Budget
 from smkern.device import check_budget
+from smkern.tuning.constraints import Capability, shared_limit
 from smkern.tuning.cost_model import CeilingSource
+
+if TYPE_CHECKING:
+    from smkern.profile import Profile
 
 RowsOp = Literal["rms_norm", "add_rms_norm", "silu_and_mul", "embedding"]
 RowsDtype = Literal["bf16", "fp16"]
@@ -33,10 +37,10 @@ MAX_PREFETCHED = 40
 """The same limit with the next row prefetched."""
 MAX_FAR = 32
 """The same limit with the next three rows prefetched."""
-SHARED_PER_SM = 227 * 1024
 RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
 REGISTERS_PER_SM = 65536
-WARPS_PER_SM = 64
+WARPS_PER_SM, FEWER_WARPS = 64, 48
+"""That an SM holds: on sm_80, sm_90 and sm_100, and on others."""
 PASSES: Mapping[str, int] = {"rms_norm": 2, "add_rms_norm": 4, "silu_and_mul": 3, "embedding": 2}
 """Reads plus writes per element of the result."""
 
@@ -151,13 +155,20 @@ def shapes_of(problem: RowsProblem) -> tuple[RowsConfig, ...]:
     return tuple(found)
 
 
-def candidates(problem: RowsProblem, budget: Budget) -> tuple[RowsConfig, ...]:
+def warps_per_sm(capability: Capability) -> int:
+    return WARPS_PER_SM if capability == (8, 0) or capability[0] in (9, 10) else FEWER_WARPS
+
+
+def candidates(
+    problem: RowsProblem, budget: Budget, capability: Capability = (9, 0)
+) -> tuple[RowsConfig, ...]:
     """The configurations that the model chooses from, with `pdl`."""
     found = []
+    warps, shared = warps_per_sm(capability), shared_limit(capability)
     for config in shapes_of(problem):
         fitting = REGISTERS_PER_SM // (32 * registers(problem, config))
-        most = min(WARPS_PER_SM, fitting) // config.num_warps
-        most = min(most, SHARED_PER_SM // (shared_bytes(problem, config) + 1024))
+        most = min(warps, fitting) // config.num_warps
+        most = min(most, shared // (shared_bytes(problem, config) + 1024))
         for ctas in RESIDENT if budget.confined == "mask" else (1,):
             if ctas == 1 or ctas <= most:
                 found.append(replace(config, ctas_per_sm=ctas))
@@ -204,7 +215,7 @@ def memory_us(problem: RowsProblem, budget: Budget, profile: CeilingSource) -> f
     return problem.bytes_moved / (_EFFICIENCY * bandwidth)
 
 
-def choose(problem: RowsProblem, budget: Budget, profile: CeilingSource) -> RowsConfig:
+def choose(problem: RowsProblem, budget: Budget, profile: Profile) -> RowsConfig:
     """The configuration that the model predicts to be fastest; the smallest CTA among equals.
 
     There is no table: tuned cells were only 1% faster in geomean (162 cells of norms, H200).
@@ -215,6 +226,6 @@ def choose(problem: RowsProblem, budget: Budget, profile: CeilingSource) -> Rows
     check_budget(budget)
     memory = memory_us(problem, budget, profile)
     return min(
-        candidates(problem, budget),
+        candidates(problem, budget, profile.info.capability),
         key=lambda config: (predict_us(problem, config, budget, memory), config),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
 from smkern.errors import BudgetError
-from smkern.profile import load_profile
+from smkern.profile import load_profile, profile_for
+from smkern.tuning.constraints import ctas_fit
 from smkern.tuning.rows import (
     MAX_HELD,
     WARPS_PER_SM,
@@ -24,7 +25,9 @@ from smkern.tuning.rows import (
     pieces,
     predict_us,
     shapes_of,
+    shared_bytes,
 )
+from tests import gpus
 
 OPS = ("rms_norm", "add_rms_norm", "silu_and_mul", "embedding")
 EACH = pytest.mark.parametrize("op", OPS)
@@ -57,6 +60,17 @@ def test_every_kind_has_configurations(op: str, width: int) -> None:
         for config in found:
             assert config.num_warps * config.ctas_per_sm <= WARPS_PER_SM
             assert budget.confined == "mask" or config.ctas_per_sm == 1
+
+
+@EACH
+@pytest.mark.parametrize("info", gpus.FOREIGN, ids=gpus.by_name)
+def test_all_ctas_of_an_sm_are_resident(info, op: str) -> None:
+    for rows, width in product((64, 8192), (1000, 4096, 5120)):
+        problem = replace(BASE, op=op, rows=rows, width=width)
+        config = choose(problem, Budget(info.num_sms, "mask"), profile_for(info))
+        count = config.ctas_per_sm
+        assert count * config.num_warps <= (48 if info.capability[1] else 64)
+        assert ctas_fit(shared_bytes(problem, config), count, info.capability)
 
 
 @EACH
