@@ -9,7 +9,7 @@ from smkern.errors import ArgumentError, ConfigError
 from smkern.limits import MAX_SIZE
 from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, dtypes
 from smkern.models.quantization import quantization_from_hf
-from smkern.rope import Rope
+from smkern.rope import Rope, Yarn
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,6 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: naming the entry, its value, what is served and what to do.
     """
     architecture = _architecture(hf)
-    _check_served(hf, architecture)
     num_q_heads = _need(hf, "num_attention_heads")
     hidden_size = _need(hf, "hidden_size")
     if hf.get("head_dim") is not None:
@@ -48,6 +47,8 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
             f"partial_rotary_factor={rope.rotary_dim / max(head_dim, 1):g}: the heads of "
             f"{architecture} rotate whole; remove it, or choose another model"
         )
+    max_position = _max_position(hf, rope)
+    _check_served(hf, architecture, max_position)
     num_layers = _need(hf, "num_hidden_layers")
     linears = _linears(num_layers, moe is not None)
     return {
@@ -60,7 +61,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         "num_kv_heads": _get(hf, "num_key_value_heads", num_q_heads),
         "head_dim": head_dim,
         "rope": rope,
-        "max_position": _need(hf, "max_position_embeddings"),
+        "max_position": max_position,
         "rms_eps": _number(hf, "rms_norm_eps", 1e-6),
         "tied": _flag(hf, "tie_word_embeddings"),
         "moe": moe,
@@ -131,7 +132,16 @@ def _check_type(name: str, model_type: str, hf: Mapping[str, Any]) -> None:
         )
 
 
-def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
+def _max_position(hf: Mapping[str, Any], rope: Rope) -> int:
+    """The longest context: a file may leave what it was before YaRN stretched it, as Qwen's model
+    cards say, and as vLLM reads it."""
+    given, scaling = _need(hf, "max_position_embeddings"), rope.scaling
+    if not isinstance(scaling, Yarn):
+        return int(given)
+    return max(given, int(scaling.factor * scaling.original_max_position))
+
+
+def _check_served(hf: Mapping[str, Any], architecture: Architecture, max_position: int) -> None:
     """Raise ConfigError for options that change the maths and are not served."""
     wanted: dict[str, tuple[Any, ...]] = {
         "mlp_bias": (None, False),
@@ -150,10 +160,10 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
                 f"{name}={value!r}: the operators serve {served[-1]!r} alone; convert the "
                 "checkpoint, or choose another model"
             )
-    _check_windows(hf, architecture)
+    _check_windows(hf, architecture, max_position)
 
 
-def _check_windows(hf: Mapping[str, Any], architecture: Architecture) -> None:
+def _check_windows(hf: Mapping[str, Any], architecture: Architecture, max_position: int) -> None:
     """Raise ConfigError for layers that do not attend to the whole context."""
     kinds = [kind for kind in _names(hf, "layer_types") if kind != "full_attention"]
     if any(kind != "sliding_attention" for kind in kinds):
@@ -173,7 +183,7 @@ def _check_windows(hf: Mapping[str, Any], architecture: Architecture) -> None:
     # files that do not say it mean transformers' default
     says_none = architecture == "llama" and not kinds
     window = hf.get("sliding_window", None if says_none else DEFAULT_WINDOW)
-    masks_nothing = window is not None and window >= _need(hf, "max_position_embeddings")
+    masks_nothing = window is not None and window >= max_position
     if (kinds or (used and window is not None)) and not masks_nothing:
         raise ConfigError(
             f"sliding_window={window!r} on {len(kinds) or 'all'} layers: the decoder's layers "

@@ -130,6 +130,24 @@ def test_published_files_of_qwen2_and_mistral():
     assert ModelConfig.from_hf(mistral) == preset("mistral-nemo")
 
 
+def test_yarn_stretches_the_context_that_a_file_leaves_as_it_was():
+    """As Qwen's model cards say; some makers write the stretched one."""
+    contents = hf_config("qwen3").to_dict()
+    assert contents["max_position_embeddings"] == 512
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    stretched = ModelConfig.from_hf(contents | {"rope_parameters": yarn})
+    assert stretched.max_position == 2048
+    whole = contents | {"rope_parameters": yarn, "max_position_embeddings": 2048}
+    assert ModelConfig.from_hf(whole) == stretched
+    longer = contents | {"rope_parameters": yarn, "max_position_embeddings": 2500}
+    assert ModelConfig.from_hf(longer).max_position == 2500
+    for kind in ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "default"}):
+        assert ModelConfig.from_hf(contents | {"rope_parameters": kind}).max_position == 512
+    window = {"sliding_window": 1024, "rope_parameters": yarn}
+    with pytest.raises(ConfigError, match="sliding_window=1024 on all layers"):
+        ModelConfig.from_hf(hf_config("mistral").to_dict() | window)
+
+
 SLIDING = {"use_sliding_window": True, "layer_types": None, "max_window_layers": 0}
 REFUSED = [
     ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*there is \['LlamaForCausalLM'"),
