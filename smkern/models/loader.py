@@ -254,9 +254,11 @@ def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool)
             "checkpoint that is not quantized, or whose quantization_config is served"
         )
     if tensor.dtype is not place.dtype and not convert:
+        short = str(place.dtype).removeprefix("torch.")
         raise WeightsError(
-            f"{name} in {source} is {tensor.dtype}, the configuration says {place.dtype}: pass "
-            f"dtype={place.dtype} to convert, or set dtype in config.json"
+            f"{name} in {source} is {tensor.dtype}, the configuration says {place.dtype} "
+            f"(torch.bfloat16 where it says nothing): pass dtype={place.dtype} to convert (smkern "
+            f"serve: --dtype {short}), or set dtype in config.json"
         )
 
 

@@ -58,7 +58,7 @@ class LLM:
             the CPU.
         dtype: Dtype of weights and activations, or "fp8-block", "fp8-channel" or "fp8-tensor" for
             linear layers in fp8: weights of a folder that are not are quantized when they are
-            loaded. None: the configuration's.
+            loaded, and the rest converted. None: the configuration's.
         kv_dtype: Dtype of the KV pool: torch.float8_e4m3fn, or the model's. With fp8 the
             checkpoint's scales count, 1 where it has none. None: the model's.
         seed: Seed of random weights, and of requests without a seed of their own.
@@ -134,14 +134,15 @@ class LLM:
         seed = as_int("seed", seed, 0, MAX_SEED)
         if weights is not None and not isinstance(weights, Weights):
             raise ArgumentError(f"weights={shown(weights)}: pass Weights, or None")
-        kind = isinstance(dtype, str) and dtype in KINDS
-        if not (dtype is None or isinstance(dtype, torch.dtype) or kind):
+        kind = dtype if isinstance(dtype, str) and dtype in KINDS else None
+        plain = dtype if isinstance(dtype, torch.dtype) else None
+        if not (dtype is None or plain is not None or kind is not None):
             raise ArgumentError(
                 f"dtype={shown(dtype)}: pass a torch.dtype, one of {KINDS}, or None"
             )
         config, folder = find_model(model)
-        if isinstance(dtype, torch.dtype):
-            config = config.replace(dtype=dtype)
+        if plain is not None:
+            config = config.replace(dtype=plain)
         max_context = config.max_position if max_context is None else max_context
         as_int("max_context", max_context, 1, config.max_position)
         self._tokenizer, self._unread_tokenizer = find_tokenizer(folder, tokenizer)
@@ -151,11 +152,12 @@ class LLM:
             weights = ranks.together(
                 "loading its weights",
                 lambda: find_weights(
-                    config, folder, torch_device(device), dtype, seed, ranks.shard, progress
+                    config, folder, torch_device(device), plain, kind, seed, ranks.shard, progress
                 ),
             )
-        elif isinstance(dtype, str):
-            check_kind(weights, dtype)
+            config = config.replace(dtype=weights.config.dtype)  # on a GPU fp8 of fp32 is bf16's
+        elif kind is not None:
+            check_kind(weights, kind)
         config = config.replace(quantization=weights.config.quantization)
         self.config = config
         self.decoder = Decoder(config, weights, max_position=max_context, tp=ranks.tp)

@@ -21,28 +21,37 @@ def find_weights(
     config: ModelConfig,
     folder: Path | None,
     device: torch.device,
-    dtype: torch.dtype | Kind | None,
+    dtype: torch.dtype | None,
+    kind: Kind | None,
     seed: int,
     shard: Shard,
     progress: bool = False,
 ) -> Weights:
-    """Random weights or the folder's, quantized where that is asked for.
+    """Random weights or the folder's, converted and quantized where that is asked for.
 
     Raises:
-        ConfigError: a checkpoint of another quantization.
+        ConfigError: a checkpoint of another quantization, or fp32 on a GPU.
     """
-    kind = None if isinstance(dtype, torch.dtype) else dtype
+    given, on_gpu = config.quantization, device.type == "cuda"
+    if dtype is None and kind is not None and given is None:
+        # What is not quantized is converted as well: norms may be fp32, and so may all.
+        dtype = torch.bfloat16 if on_gpu and config.dtype is torch.float32 else config.dtype
+    if dtype is not None:
+        config = config.replace(dtype=dtype)
+    if on_gpu and config.dtype is torch.float32:  # said before all of it is copied
+        raise ConfigError(
+            f"dtype={config.dtype} on {device}: GPU operators take torch.bfloat16 and "
+            "torch.float16; pass dtype=torch.bfloat16 (smkern serve: --dtype bfloat16)"
+        )
     if folder is None:
         return Weights.random(config, seed, device, shard, dtype=kind)
-    given = config.quantization
     if kind is not None and given is not None and given.kind != kind:
         raise ConfigError(
             f"dtype={kind!r} of a checkpoint that is {given.kind!r}: leave dtype out, or take the "
             "checkpoint that it was made of"
         )
-    plain = dtype if isinstance(dtype, torch.dtype) else None
     loaded = Weights.load(
-        folder, config=config, device=device, dtype=plain, shard=shard, progress=progress
+        folder, config=config, device=device, dtype=dtype, shard=shard, progress=progress
     )
     return loaded if kind is None or given is not None else quantize(loaded, kind)
 

@@ -62,6 +62,9 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
               help="Pages of 16 tokens. Default: as many as fit.")  # fmt: skip
 @click.option("--memory-fraction", type=click.FloatRange(0, 1, min_open=True), default=0.9,
               show_default=True, help="Of the free memory, for pages.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
+              default="auto", show_default=True,
+              help="Convert weights to it. auto: config.json's.")  # fmt: skip
 @click.option("--quantization", type=click.Choice(["fp8-block", "fp8-channel", "fp8-tensor"]),
               default=None, help="Quantize a bf16 model's linear layers. Default: as they are.",
               )  # fmt: skip

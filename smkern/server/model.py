@@ -57,6 +57,8 @@ class EngineOptions:
         num_pages: None: as many as fit.
         memory_fraction, page_size: Of the pool.
         seed: Of random weights and of requests without one.
+        dtype: "auto", the configuration's; or what weights are converted to: "bfloat16", "float16"
+            or, on a CPU, "float32".
         quantization: "fp8-block", "fp8-channel" or "fp8-tensor": linear layers in fp8, also of a
             folder that has them in bf16.
         kv_cache_dtype: "auto", the model's; or "fp8".
@@ -80,6 +82,7 @@ class EngineOptions:
     memory_fraction: float = 0.9
     page_size: int = 16
     seed: int = 0
+    dtype: str = "auto"
     quantization: Kind | None = None
     kv_cache_dtype: str = "auto"
     batch_invariant: bool = False
@@ -117,7 +120,8 @@ def open_runtime(
     splits = parsed(options.policy)[0].splits != "never"
     rungs = rungs_of(options.rungs, info) if splits else ()
     policy = _policy(sizes, options, places_of(rungs, info.num_sms) if info else [])
-    weights = find_weights(config, folder, device, options.quantization, options.seed, WHOLE)
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    weights = find_weights(config, folder, device, dtype, options.quantization, options.seed, WHOLE)
     config = weights.config
     done("weights are there")
     context = config.max_position if options.max_context is None else options.max_context

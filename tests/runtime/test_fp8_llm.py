@@ -16,6 +16,8 @@ from smkern import LLM
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models import Decoder, ModelConfig, Weights, calibrate_kv, quantize
 from smkern.models.loader import SINGLE
+from smkern.models.shard import WHOLE
+from smkern.runtime.loading import find_weights
 from tests.models.fp8_checkpoints import CONFIGS, SIZES, write
 from tests.models.generation import greedy, make_llm, random_prompts, tiny
 from tests.models.peers import assert_same, hf_config
@@ -62,6 +64,35 @@ def test_a_folder_is_quantized_when_it_is_loaded(tmp_path: Path):
     llm = make_llm(tmp_path, dtype="fp8-block")
     assert_same(llm.decoder.weights, quantize(plain, "fp8-block"))
     assert len(_tokens(llm)) == 3
+
+
+def test_norms_of_another_dtype_are_converted_as_the_rest_is_quantized(tmp_path: Path):
+    config = hf_config("qwen3", **SIZES, dtype="bfloat16")
+    config.save_pretrained(tmp_path)
+    plain = Weights.random(ModelConfig.from_hf(config), 5)
+    named = {k: x.float() if "norm" in k else x.clone() for k, x in plain.named().items()}
+    save_file(named, tmp_path / "model.safetensors")
+    llm = make_llm(tmp_path, dtype="fp8-channel")
+    assert llm.config.dtype is torch.bfloat16
+    assert_same(llm.decoder.weights, quantize(plain, "fp8-channel"))
+
+
+def test_fp32_on_a_gpu_is_refused_before_it_is_loaded_or_made_bf16_beside_fp8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config, gpu = tiny(**WIDE), torch.device("cuda:0")
+    assert config.dtype is torch.float32
+    for folder in (tmp_path, None):
+        with pytest.raises(ConfigError, match=r"float32 on cuda:0: .* --dtype bfloat16"):
+            find_weights(config, folder, gpu, None, None, 0, WHOLE)
+    asked: list[Any] = []
+    made = Weights.random(config)
+    monkeypatch.setattr(Weights, "load", lambda *_, **how: asked.append(how) or made)
+    find_weights(config, tmp_path, gpu, None, "fp8-channel", 0, WHOLE)
+    find_weights(config, tmp_path, gpu, torch.float16, None, 0, WHOLE)
+    assert [(x["dtype"], x["config"].dtype) for x in asked] == [
+        (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)
+    ]  # fmt: skip
 
 
 def test_weights_made_of_a_folders_are_served_with_it(tmp_path: Path):

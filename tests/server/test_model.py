@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from smkern.errors import ArgumentError, BudgetError, ConfigError
+from smkern.errors import ArgumentError, BudgetError, ConfigError, WeightsError
 from smkern.models import Decoder, Quantization
 from smkern.partition import plan_ladder
 from smkern.server import RUNGS, model
@@ -18,6 +20,7 @@ from smkern.server.command import command
 from smkern.server.model import EngineOptions, open_runtime, rungs_of
 from tests import gpus
 from tests.models.generation import greedy, random_prompts, tiny
+from tests.models.peers import make_peer
 
 SIZES: dict[str, Any] = {"rungs": (), "max_running": 4, "num_pages": 64, "max_tokens": 64}
 
@@ -82,7 +85,25 @@ def test_sizes_that_blocks_do_not_divide_are_refused():
         open_runtime(options).__enter__()
 
 
-def test_other_quantizations_are_no_choice():
-    found = CliRunner().invoke(command, ["--model", "qwen3-8b", "--quantization", "awq"])
+def test_a_checkpoint_of_another_dtype_is_converted_where_that_is_asked_for(tmp_path: Path):
+    """As fp32 ones whose config.json names no dtype."""
+    make_peer("qwen3", dtype="bfloat16").model.float().save_pretrained(tmp_path)
+    contents = json.loads((tmp_path / "config.json").read_text())
+    del contents["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(contents))
+    given: dict[str, Any] = {"policy": "chunked:64", "device": "cpu", **SIZES}
+    with pytest.raises(WeightsError, match=r"says nothing\): .* --dtype bfloat16\), or set"):
+        open_runtime(EngineOptions(str(tmp_path), **given)).__enter__()
+    for name in ("bfloat16", "float16"):
+        with open_runtime(EngineOptions(str(tmp_path), dtype=name, **given)) as (mux, _):
+            executor: Any = mux._executor
+            assert executor.config.dtype is executor.pool.sizes.dtype is getattr(torch, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--quantization", "awq"], "fp8-block"), (["--dtype", "int8"], "bfloat16")]
+)
+def test_other_quantizations_and_dtypes_are_no_choice(words: list[str], said: str):
+    found = CliRunner().invoke(command, ["--model", "qwen3-8b", *words])
     assert found.exit_code == 2
-    assert "fp8-block" in found.output
+    assert said in found.output
