@@ -64,6 +64,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return made
 
 
+def end_tokens(tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The token that ends a text by its tokenizer, which fine-tunes may name there alone; vLLM and
+    SGLang end at it, too."""
+    found = getattr(tokenizer, "eos_token_id", None)
+    return (found,) if type(found) is int else ()
+
+
 class Detokenizer:
     """The text of a request as its tokens come, up to the first of its stop texts.
 

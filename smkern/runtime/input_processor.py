@@ -13,7 +13,7 @@ from smkern.errors import OutOfPagesError, RequestError
 from smkern.kv import VirtualTokens
 from smkern.limits import shown
 from smkern.models.sampling import MAX_SEED, SamplingParams
-from smkern.models.tokenizer import Detokenizer, Tokenizer
+from smkern.models.tokenizer import Detokenizer, Tokenizer, end_tokens
 from smkern.runtime.executor import Executor
 from smkern.runtime.request import Request
 
@@ -47,6 +47,7 @@ class InputProcessor:
         self._pool = executor.pool
         self._max_context = executor.max_context
         self._tokenizer = tokenizer
+        self._ends = frozenset((*executor.config.eos_token_ids, *end_tokens(tokenizer)))
         self._seeds = seeds
 
     def process(self, index: int, prompt: Prompt, params: SamplingParams | None) -> Request:
@@ -74,7 +75,7 @@ class InputProcessor:
         self._check_context(index, len(ids))
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
-            stops.update(self._config.eos_token_ids)
+            stops.update(self._ends)
         request = Request(
             index,
             params,

@@ -98,7 +98,7 @@ def command(
             f"smkern serve needs packages that are not installed ({', '.join(missing)}): "
             "pip install 'smkern[serve]'"
         )
-    from smkern.models.tokenizer import has_tokenizer, load_tokenizer
+    from smkern.models.tokenizer import end_tokens, has_tokenizer, load_tokenizer
     from smkern.server.app import Limits, Server
     from smkern.server.client import EngineClient
 
@@ -112,6 +112,7 @@ def command(
     limits = Limits(api_key, max_body_mib << 20, max_choices)
     options = {"model": model, **engine}
     check_engine(options)
+    options["end_tokens"] = end_tokens(found)
     with bound(host, port) as place:  # a port that is taken is said before minutes of loading
         click.echo(f"loading {model}", err=True)
         with engine_process(options) as (connection, ready):

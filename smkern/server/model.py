@@ -62,6 +62,7 @@ class EngineOptions:
         quantization: "fp8-block", "fp8-channel" or "fp8-tensor": linear layers in fp8, also of a
             folder that has them in bf16.
         kv_cache_dtype: "auto", the model's; or "fp8".
+        end_tokens: Tokens that end a text, besides the model's.
         batch_invariant: A request's tokens depend on it alone, not on what runs beside it nor on
             what came before: beginnings of prompts are not found again.
         warm: Whether all kernels are compiled first.
@@ -85,6 +86,7 @@ class EngineOptions:
     dtype: str = "auto"
     quantization: Kind | None = None
     kv_cache_dtype: str = "auto"
+    end_tokens: tuple[int, ...] = ()
     batch_invariant: bool = False
     warm: bool = True
 
@@ -112,6 +114,7 @@ def open_runtime(
         say(f"{what}, {time.monotonic() - began:.0f} s")
 
     config, folder = find_model(options.model)
+    config = config.replace(eos_token_ids=(*config.eos_token_ids, *options.end_tokens))
     device = torch_device(options.device)
     on_gpu = device.type == "cuda"
     sizes = with_dtype(config, options.quantization)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from smkern import LLM
 from smkern.errors import ConfigError, RequestError
+from smkern.models import ModelConfig, Weights
 from tests.models.conftest import family, folder, peer
 from tests.models.generation import Letters, Raising, greedy, make_llm
 from tests.models.peers import FAMILIES, Peer, hf_config, make_peer
@@ -94,13 +96,13 @@ def test_a_prompt_that_a_tokenizer_answers_in_vain_is_named() -> None:
             make_llm(tokenizer=tokenizer).generate("hello", greedy(2))
 
 
-def _save_tokenizer(folder: Path, vocab_size: int) -> None:
+def _save_tokenizer(folder: Path, vocab_size: int, **tokens: str) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     words = {f"w{i}": i for i in range(vocab_size)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **tokens).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("family", [x for x in FAMILIES if x != "qwen2"], indirect=True)
@@ -111,6 +113,25 @@ def test_a_folder_brings_weights_and_tokenizer(peer: Peer, folder: Path) -> None
     assert by_text.tokens == by_ids.tokens
     # it continues the prompt, so a space leads
     assert by_text.text == "".join(f" w{token}" for token in by_text.tokens)
+
+
+def test_the_end_that_a_tokenizer_alone_names_ends_a_text(peer_folder: Path) -> None:
+    """As of fine-tunes in ChatML, whose config.json was left as it was."""
+    config = ModelConfig.from_hf(peer_folder)
+    weights = Weights.random(config.replace(initializer_range=0.2), 3)
+    _save_tokenizer(peer_folder, config.vocab_size)
+
+    def generated(**how: bool) -> tuple[int, ...]:
+        llm = LLM(peer_folder, weights=weights, device="cpu", num_pages=16)
+        return tuple(llm.generate("w5 w6 w7", greedy(12, **how))[0].tokens)
+
+    weights = replace(weights, config=config)
+    whole = generated()
+    assert len(whole) == 12
+    end = whole[4]
+    _save_tokenizer(peer_folder, config.vocab_size, eos_token=f"w{end}")
+    assert generated() == whole[: whole.index(end) + 1]
+    assert generated(ignore_eos=True) == whole
 
 
 def test_a_qwen2_brings_a_tokenizer_of_its_own_class(tmp_path: Path) -> None:

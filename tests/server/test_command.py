@@ -18,13 +18,13 @@ import click
 import openai
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 from openai import OpenAI
-from transformers import AutoModelForCausalLM
 
 import smkern.server.command
 from smkern import cli
-from smkern.errors import ArgumentError, ConfigError, TableError
+from smkern.errors import ArgumentError, ConfigError, EngineDeadError, TableError
 from smkern.policies import ORDERS
 from tests.models.peers import hf_config
 from tests.server import beginning
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(7)
     config = hf_config("qwen3", max_position_embeddings=4096)
     path = tmp_path_factory.mktemp("served") / "tiny-qwen3"
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
     return path
 
 
@@ -170,6 +170,26 @@ def test_options_that_cannot_be_are_refused_before_anything_loads(
     error = refused("--model", "qwen3-8b", "--port", "0", *words)
     assert isinstance(error, ArgumentError | ConfigError | TableError)
     assert said in str(error)
+
+
+def test_the_engine_is_told_where_a_tokenizer_ends_texts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {text: index for index, text in enumerate(["<|endoftext|>", "a", "b", "<|im_end|>"])}
+    made = transformers.Qwen2Tokenizer(vocab=words, merges=[], eos_token="<|im_end|>")
+    made.save_pretrained(tmp_path)
+    asked: list[dict[str, Any]] = []
+
+    @contextmanager
+    def engine_process(options: dict[str, Any]) -> Iterator[None]:
+        asked.append(options)
+        raise EngineDeadError("as far as that")
+        yield
+
+    monkeypatch.setattr(smkern.server.command, "engine_process", engine_process)
+    refused("--model", str(folder), "--tokenizer", str(tmp_path), "--port", "0")
+    refused("--model", str(folder), "--port", "0")
+    assert [x["end_tokens"] for x in asked] == [(3,), ()]
 
 
 def test_an_order_is_one_of_the_policies() -> None:

@@ -79,6 +79,14 @@ def test_rungs_that_a_gpu_has_not_are_refused_before_weights(monkeypatch: pytest
         open_runtime(options).__enter__()
 
 
+def test_tokens_that_end_a_text_are_added_to_the_models():
+    config = tiny(eos_token_ids=(2,))
+    options = EngineOptions(config, policy="chunked:64", device="cpu", end_tokens=(7,), **SIZES)
+    with open_runtime(options) as (mux, _):
+        executor: Any = mux._executor
+        assert executor.config.eos_token_ids == (2, 7)
+
+
 def test_sizes_that_blocks_do_not_divide_are_refused():
     options = EngineOptions(tiny(), device="cpu", quantization="fp8-block", **SIZES)
     with pytest.raises(ConfigError, match="hidden_size=64 with quantization 'fp8-block'"):
