@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+OTHER_FORMATS = ("bin", "pt", "pth", "gguf")
+"""Endings of weights' files that are not read."""
 SHOWN = 8
 """Names that an error lists; it counts the rest."""
 
@@ -99,9 +101,21 @@ def find_files(path: Path) -> dict[str, str]:
         return {str(name): file for name, file in index.items()}
     if (path / SINGLE).is_file():
         return {SINGLE: SINGLE}
-    raise WeightsError(
-        f"{path} has neither {SINGLE} nor {INDEX}: pass a folder with safetensors files"
-    )
+    raise WeightsError(f"{path} has neither {SINGLE} nor {INDEX}{_remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    """What a folder has in place of the files that are read, and what to do."""
+    shards = sorted(x.name for x in path.glob("*.safetensors"))
+    if shards:
+        return f", but {_list(shards, 'file')}: download the index, too, or rename a single file"
+    others = sorted(x.name for kind in OTHER_FORMATS for x in path.glob(f"*.{kind}"))
+    if others:
+        return (
+            f", but {_list(others, 'file')}: make safetensors of them, by transformers' "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(other_folder)"
+        )
+    return ": pass a folder with safetensors files"
 
 
 def filled(
@@ -324,10 +338,10 @@ def _put_scale(name: str, tensor: Tensor, place: Tensor) -> None:
         place.copy_(values)
 
 
-def _list(names: Sequence[str]) -> str:
+def _list(names: Sequence[str], what: str = "tensor") -> str:
     shown = ", ".join(names[:SHOWN])
     rest = len(names) - SHOWN
-    count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+    count = f"{len(names)} {what}{'s' if len(names) > 1 else ''}"
     return f"{count}: {shown}{f' and {rest} more' if rest > 0 else ''}"
 
 

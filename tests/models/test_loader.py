@@ -197,6 +197,13 @@ def test_folders_without_weights(folder: Path):
     (folder / SINGLE).unlink()
     with pytest.raises(WeightsError, match=r"has neither model\.safetensors nor"):
         Weights.load(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"but 1 file: pytorch_model\.bin: make safetensors"):
+        Weights.load(folder)
+    for shard in (1, 2):
+        (folder / f"model-0000{shard}-of-00002.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"but 2 files: model-00001-of.*: download the index"):
+        Weights.load(folder)
     shutil.rmtree(folder)
     with pytest.raises(ConfigError, match="cannot be read"):
         Weights.load(folder)
