@@ -23,6 +23,38 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """Our name of each Hugging Face model class."""
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture has, and what transformers assumes where a config.json says nothing.
+
+    Attributes:
+        qk_norm: Queries and keys are normed by head.
+        qkv_bias: Queries, keys and values have a bias.
+        has_experts: Layers are mixtures of experts.
+        kv_heads: KV heads of a file that does not say it; None: as many as query heads.
+        window: Sliding window of such a file.
+        head_dim_follows: Whether such a file's head_dim is hidden_size by query heads.
+    """
+
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    has_experts: bool = False
+    kv_heads: int | None = None
+    window: int | None = None
+    head_dim_follows: bool = True
+
+
+FAMILIES: Mapping[Architecture, Family] = {
+    "llama": Family(),
+    "mistral": Family(kv_heads=8, window=4096),
+    "qwen2": Family(qkv_bias=True, kv_heads=32, window=4096),
+    "qwen3": Family(qk_norm=True, kv_heads=32, window=4096, head_dim_follows=False),
+    "qwen3_moe": Family(
+        qk_norm=True, has_experts=True, kv_heads=4, window=4096, head_dim_follows=False
+    ),
+}
+
+
 def dtypes() -> tuple[torch.dtype, ...]:
     """Dtypes of weights and activations, bf16 first."""
     import torch

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smkern.errors import ConfigError
 from smkern.limits import FP8_BLOCK, HEAD_DIMS
-from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, check_count, dtypes
+from smkern.models.architecture import (
+    ARCHITECTURES,
+    FAMILIES,
+    Architecture,
+    Family,
+    MoeConfig,
+    check_count,
+    dtypes,
+)
 from smkern.models.from_hf import fields_from_hf, token_ids
 from smkern.models.hub import read_json
 from smkern.models.quantization import Quantization
@@ -89,10 +97,11 @@ class ModelConfig:
         _check_widths(self)
         if self.moe is not None and not isinstance(self.moe, MoeConfig):
             raise ConfigError(f"moe is a {type(self.moe).__name__}: pass a MoeConfig, or None")
-        if (self.architecture == "qwen3_moe") != (self.moe is not None):
+        if self.family.has_experts != (self.moe is not None):
+            mixtures = [name for name, family in FAMILIES.items() if family.has_experts]
             raise ConfigError(
-                f"architecture {self.architecture!r} with moe={self.moe}: qwen3_moe has experts, "
-                "the others have none"
+                f"architecture {self.architecture!r} with moe={self.moe}: {' and '.join(mixtures)} "
+                f"{'has' if len(mixtures) == 1 else 'have'} experts, the others have none"
             )
         if not isinstance(self.rope, Rope):
             raise ConfigError(f"rope is a {type(self.rope).__name__}: pass a Rope")
@@ -156,14 +165,19 @@ class ModelConfig:
         return dataclasses.replace(self, **changes)
 
     @property
+    def family(self) -> Family:
+        """What its architecture has."""
+        return FAMILIES[self.architecture]
+
+    @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normed by head."""
-        return self.architecture in ("qwen3", "qwen3_moe")
+        return self.family.qk_norm
 
     @property
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        return self.architecture == "qwen2"
+        return self.family.qkv_bias
 
     @property
     def q_size(self) -> int:

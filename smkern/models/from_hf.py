@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, ConfigError
 from smkern.limits import MAX_SIZE
-from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, dtypes
+from smkern.models.architecture import ARCHITECTURES, FAMILIES, Architecture, MoeConfig, dtypes
 from smkern.models.quantization import quantization_from_hf
 from smkern.rope import Rope, Yarn
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 OTHER_TYPES: Mapping[Architecture, tuple[str, ...]] = {"llama": ("internlm3", "iquestcoder")}
 """Types of which transformers makes the same model."""
-DEFAULT_WINDOW, DEFAULT_WINDOW_LAYERS = 4096, 28
-"""transformers' sliding_window of Mistrals and Qwens, and max_window_layers of Qwens."""
+DEFAULT_WINDOW_LAYERS = 28
+"""transformers' max_window_layers of Qwens."""
 MOST_LAYERS = 512
 """Layers whose names are compared with those that a checkpoint leaves unquantized."""
 
@@ -29,15 +29,16 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: naming the entry, its value, what is served and what to do.
     """
     architecture = _architecture(hf)
+    family = FAMILIES[architecture]
     num_q_heads = _need(hf, "num_attention_heads")
     hidden_size = _need(hf, "hidden_size")
     if hf.get("head_dim") is not None:
         head_dim = _need(hf, "head_dim")
-    elif architecture.startswith("qwen3"):
+    elif not family.head_dim_follows:
         raise ConfigError("head_dim is missing: add it to config.json")
     else:
         head_dim = hidden_size // max(num_q_heads, 1)
-    moe = _moe(hf) if architecture == "qwen3_moe" else None
+    moe = _moe(hf) if family.has_experts else None
     try:
         rope = Rope.from_config({**hf, "head_dim": head_dim})
     except (ArgumentError, AttributeError, TypeError, ValueError, ArithmeticError) as reason:
@@ -50,6 +51,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
     max_position = _max_position(hf, rope)
     _check_served(hf, architecture, max_position)
     num_layers = _need(hf, "num_hidden_layers")
+    num_kv_heads = hf.get("num_key_value_heads", family.kv_heads)
     linears = _linears(num_layers, moe is not None)
     return {
         "architecture": architecture,
@@ -58,7 +60,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         "intermediate_size": 0 if moe is not None else _need(hf, "intermediate_size"),
         "num_layers": num_layers,
         "num_q_heads": num_q_heads,
-        "num_kv_heads": _get(hf, "num_key_value_heads", num_q_heads),
+        "num_kv_heads": num_q_heads if num_kv_heads is None else num_kv_heads,
         "head_dim": head_dim,
         "rope": rope,
         "max_position": max_position,
@@ -78,7 +80,10 @@ def _get(hf: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def _need(hf: Mapping[str, Any], name: str) -> Any:
-    value = hf.get(name)
+    return _whole(name, hf.get(name))
+
+
+def _whole(name: str, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name}={value!r}: config.json must give it as a whole number")
     return value
@@ -145,13 +150,13 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture, max_positio
     """Raise ConfigError for options that change the maths and are not served."""
     wanted: dict[str, tuple[Any, ...]] = {
         "mlp_bias": (None, False),
-        "hidden_act": (None, "silu"),
+        "hidden_act": (None, "swish", "silu"),
         "is_encoder_decoder": (None, False),
         "is_causal": (None, True),
     }
-    if architecture != "qwen2":  # whose layers have one, whatever a file says
+    if not FAMILIES[architecture].qkv_bias:  # whose layers have one, whatever a file says
         wanted["attention_bias"] = (None, False)
-    if architecture == "qwen3_moe":
+    if FAMILIES[architecture].has_experts:
         wanted |= {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [], ())}
     for name, served in wanted.items():
         value = hf.get(name)
@@ -178,12 +183,10 @@ def _check_windows(hf: Mapping[str, Any], architecture: Architecture, max_positi
     if is_qwen and hf.get("layer_types"):  # which decide alone
         used = False
     elif is_qwen:
-        full = _get(hf, "max_window_layers", DEFAULT_WINDOW_LAYERS)
+        full = _whole("max_window_layers", _get(hf, "max_window_layers", DEFAULT_WINDOW_LAYERS))
         used = used and full < _need(hf, "num_hidden_layers")
-    # files that do not say it mean transformers' default
-    says_none = architecture == "llama" and not kinds
-    window = hf.get("sliding_window", None if says_none else DEFAULT_WINDOW)
-    masks_nothing = window is not None and window >= max_position
+    window = hf.get("sliding_window", FAMILIES[architecture].window)
+    masks_nothing = window is not None and _whole("sliding_window", window) >= max_position
     if (kinds or (used and window is not None)) and not masks_nothing:
         raise ConfigError(
             f"sliding_window={window!r} on {len(kinds) or 'all'} layers: the decoder's layers "

@@ -158,6 +158,8 @@ REFUSED = [
     ({"head_dim": 80}, r"head_dim=80: attention serves \[64, 96, 128, 256\]"),
     ({"num_key_value_heads": 3}, "4 query heads over 3 KV heads"),
     (SLIDING | {"sliding_window": 128}, "sliding_window=128"),
+    (SLIDING | {"sliding_window": "x"}, "sliding_window='x': config.json must give it as a whole"),
+    (SLIDING | {"max_window_layers": "x"}, "max_window_layers='x'"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "on 1 layers"),
     ({"layer_types": ["chunked_attention"] * 2}, r"layer_types names \['chunked_attention'\]"),
     ({"model_type": "granite"}, "with model_type='granite': they disagree"),
@@ -293,6 +295,17 @@ def test_a_bias_is_qwen2s_alone():
 def test_head_dim_follows_from_the_sizes(family):
     contents = hf_config(family).to_dict() | {"head_dim": None, "num_attention_heads": 2}
     assert ModelConfig.from_hf(contents).head_dim == 64
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
+def test_what_a_file_leaves_out_is_what_transformers_assumes(family):
+    contents = hf_config(family).to_dict() | {"num_attention_heads": 32, "hidden_size": 2048}
+    del contents["num_key_value_heads"]
+    theirs = type(hf_config(family))(**contents)
+    assert ModelConfig.from_hf(contents).num_kv_heads == theirs.num_key_value_heads
+    named = contents | {"num_key_value_heads": None}
+    assert ModelConfig.from_hf(named).num_kv_heads == 32
+    assert ModelConfig.from_hf(named | {"hidden_act": "swish"}) == ModelConfig.from_hf(named)
 
 
 def test_replace_is_checked():
