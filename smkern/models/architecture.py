@@ -12,10 +12,11 @@ from smkern.limits import MAX_SIZE
 if TYPE_CHECKING:
     import torch
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]
+Architecture = Literal["llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe"]
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
@@ -33,7 +34,11 @@ class Family:
         has_experts: Layers are mixtures of experts.
         kv_heads: KV heads of a file that does not say it; None: as many as query heads.
         window: Sliding window of such a file.
+        window_switch: Whether use_sliding_window turns it off.
         head_dim_follows: Whether such a file's head_dim is hidden_size by query heads.
+        scales_rope: Whether RoPE may be scaled; of others the same words mean something else.
+        qkv: What checkpoints call the parts of the input projection, one where they are fused.
+        gate_up: Likewise, of an MLP or an expert.
     """
 
     qk_norm: bool = False
@@ -41,12 +46,19 @@ class Family:
     has_experts: bool = False
     kv_heads: int | None = None
     window: int | None = None
+    window_switch: bool = True
     head_dim_follows: bool = True
+    scales_rope: bool = True
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
 
 
 FAMILIES: Mapping[Architecture, Family] = {
     "llama": Family(),
-    "mistral": Family(kv_heads=8, window=4096),
+    "mistral": Family(kv_heads=8, window=4096, window_switch=False),
+    "phi3": Family(
+        window_switch=False, scales_rope=False, qkv=("qkv_proj",), gate_up=("gate_up_proj",)
+    ),
     "qwen2": Family(qkv_bias=True, kv_heads=32, window=4096),
     "qwen3": Family(qk_norm=True, kv_heads=32, window=4096, head_dim_follows=False),
     "qwen3_moe": Family(

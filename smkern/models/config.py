@@ -40,8 +40,8 @@ class ModelConfig:
     """The sizes of a decoder of one of the architectures that are served.
 
     Attributes:
-        architecture: "llama", "mistral", "qwen2" (with a bias of queries, keys and values), "qwen3"
-            (with QK norm) or "qwen3_moe".
+        architecture: "llama", "mistral", "phi3", "qwen2" (with a bias of queries, keys and values),
+            "qwen3" (with QK norm) or "qwen3_moe".
         vocab_size: Rows of the embedding and of the head.
         hidden_size: Width of the residual stream.
         intermediate_size: Width of a dense MLP; 0 where there is none.

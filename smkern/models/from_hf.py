@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, ConfigError
 from smkern.limits import MAX_SIZE
-from smkern.models.architecture import ARCHITECTURES, FAMILIES, Architecture, MoeConfig, dtypes
+from smkern.models.architecture import (
+    ARCHITECTURES,
+    FAMILIES,
+    Architecture,
+    Family,
+    MoeConfig,
+    dtypes,
+)
 from smkern.models.quantization import quantization_from_hf
 from smkern.rope import Rope, Yarn
 
@@ -43,6 +50,11 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         rope = Rope.from_config({**hf, "head_dim": head_dim})
     except (ArgumentError, AttributeError, TypeError, ValueError, ArithmeticError) as reason:
         raise ConfigError(f"the rotary embedding cannot be served: {reason}") from None
+    if rope.scaling is not None and not family.scales_rope:
+        raise ConfigError(
+            f"RoPE of {architecture} scaled by {type(rope.scaling).__name__}: it is served "
+            "unscaled; choose a model without rope_scaling"
+        )
     if rope.rotary_dim != head_dim:
         raise ConfigError(
             f"partial_rotary_factor={rope.rotary_dim / max(head_dim, 1):g}: the heads of "
@@ -52,7 +64,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
     _check_served(hf, architecture, max_position)
     num_layers = _need(hf, "num_hidden_layers")
     num_kv_heads = hf.get("num_key_value_heads", family.kv_heads)
-    linears = _linears(num_layers, moe is not None)
+    linears = _linears(num_layers, family)
     return {
         "architecture": architecture,
         "vocab_size": _need(hf, "vocab_size"),
@@ -176,16 +188,16 @@ def _check_windows(hf: Mapping[str, Any], architecture: Architecture, max_positi
             f"layer_types names {sorted(set(kinds))}: the decoder's layers attend to the whole "
             "context; choose a model with full attention"
         )
-    # Mistrals know no use_sliding_window; Qwens have a sliding_window that it turns off, and
-    # max_window_layers that attend to everything all the same.
-    is_qwen = architecture.startswith("qwen")
-    used = architecture == "mistral" or bool(hf.get("use_sliding_window", not is_qwen))
+    # Qwens have a sliding_window that use_sliding_window turns off where a file does not say it,
+    # and max_window_layers that attend to everything all the same.
+    family, is_qwen = FAMILIES[architecture], architecture.startswith("qwen")
+    used = not family.window_switch or bool(hf.get("use_sliding_window", not is_qwen))
     if is_qwen and hf.get("layer_types"):  # which decide alone
         used = False
     elif is_qwen:
         full = _whole("max_window_layers", _get(hf, "max_window_layers", DEFAULT_WINDOW_LAYERS))
         used = used and full < _need(hf, "num_hidden_layers")
-    window = hf.get("sliding_window", FAMILIES[architecture].window)
+    window = hf.get("sliding_window", family.window)
     masks_nothing = window is not None and _whole("sliding_window", window) >= max_position
     if (kinds or (used and window is not None)) and not masks_nothing:
         raise ConfigError(
@@ -204,12 +216,12 @@ def _moe(hf: Mapping[str, Any]) -> MoeConfig:
     )
 
 
-def _linears(num_layers: int, has_experts: bool) -> Iterator[str]:
+def _linears(num_layers: int, family: Family) -> Iterator[str]:
     """The linear layers of a decoder, of a mixture the first expert's; of very many layers the
     first."""
-    mlp = "mlp.experts.0" if has_experts else "mlp"
-    names = [f"self_attn.{x}_proj" for x in "qkvo"]
-    names += [f"{mlp}.{x}_proj" for x in ("gate", "up", "down")]
+    mlp = "mlp.experts.0" if family.has_experts else "mlp"
+    names = [f"self_attn.{x}" for x in (*family.qkv, "o_proj")]
+    names += [f"{mlp}.{x}" for x in (*family.gate_up, "down_proj")]
     for index in range(min(num_layers, MOST_LAYERS)):
         yield from (f"model.layers.{index}.{name}" for name in names)
 

@@ -160,7 +160,7 @@ def filled(
         tensor = read(name)
         if tensor.dim() == 1 and tensor.numel() > 1 and _is_scale(name_of_scale(name)):
             tensor = tensor[:, None]  # scales of rows, to be cut as the rows are
-        return shard.cut(name, tensor, config.num_kv_heads)
+        return shard.cut(name, tensor, config)
 
     fill(weights, names, part, source, convert=convert, bar=bar)
     return weights

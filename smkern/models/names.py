@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from smkern.models.architecture import Family
 from smkern.models.layers import Layer, MoeLayer, Scales
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def named_layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor
     yield "input_layernorm.weight", layer.input_norm
     yield "post_attention_layernorm.weight", layer.post_norm
     sizes = [config.q_size, config.kv_size, config.kv_size]
-    names = [f"self_attn.{name}_proj" for name in "qkv"]
+    names = [f"self_attn.{name}" for name in config.family.qkv]
     yield from _stacked(names, layer.qkv, sizes, scales.qkv)
     if layer.qkv_bias is not None:
         for name, part in zip(names, layer.qkv_bias.split(sizes), strict=True):
@@ -91,18 +92,19 @@ def named_layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor
     yield from _linear("self_attn.o_proj", layer.o, scales.o)
     gate_up, down = scales.gate_up, scales.down
     if not isinstance(layer, MoeLayer):
-        yield from _mlp("mlp", layer.gate_up, layer.down, gate_up, down)
+        yield from _mlp("mlp", config.family, layer.gate_up, layer.down, gate_up, down)
         return
     yield "mlp.gate.weight", layer.router
     for expert, weight in enumerate(zip(layer.w_gate_up, layer.w_down, strict=True)):
         of_one = [x if x is None else Scales(x.weight[expert], x.input) for x in (gate_up, down)]
-        yield from _mlp(f"mlp.experts.{expert}", *weight, *of_one)
+        yield from _mlp(f"mlp.experts.{expert}", config.family, *weight, *of_one)
 
 
 def _mlp(
-    base: str, gate_up: Tensor, down: Tensor, wide: Scales | None, narrow: Scales | None
-) -> Iterator[tuple[str, Tensor]]:
-    names = [f"{base}.gate_proj", f"{base}.up_proj"]
+    base: str, family: Family, gate_up: Tensor, down: Tensor, wide: Scales | None,
+    narrow: Scales | None,
+) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
+    names = [f"{base}.{name}" for name in family.gate_up]
     yield from _stacked(names, gate_up, [down.shape[1]] * 2, wide)
     yield from _linear(f"{base}.down_proj", down, narrow)
 
@@ -110,7 +112,11 @@ def _mlp(
 def _stacked(
     names: Sequence[str], weight: Tensor, sizes: Sequence[int], scales: Scales | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Projections whose rows, so many each, lie one behind the other."""
+    """Projections whose rows, so many each, lie one behind the other; one where a checkpoint has
+    them so, too."""
+    if len(names) == 1:
+        yield from _linear(names[0], weight, scales)
+        return
     parts = weight.split(list(sizes))
     if scales is None:
         for name, part in zip(names, parts, strict=True):

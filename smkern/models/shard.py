@@ -19,6 +19,7 @@ _BY_ROWS = re.compile(r".*\.(q|gate|up)_proj(\.|$)|model\.embed_tokens\.|lm_head
 _BY_KV_HEADS = re.compile(r".*\.(k|v)_proj\.")
 _BY_COLUMNS = re.compile(r".*\.(o|down)_proj(\.|$)")
 _BY_HALVES = re.compile(r".*\.gate_up_proj(\.|$)")
+_BY_HEADS = re.compile(r".*\.qkv_proj\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +84,37 @@ class Shard:
         count = vocab_size // self.size
         return range(self.rank * count, (self.rank + 1) * count)
 
-    def cut(self, name: str, tensor: Tensor, num_kv_heads: int) -> Tensor:
-        """This part of a checkpoint's tensor: a view, but for fused halves; whole where it is
+    def cut(self, name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+        """This part of a checkpoint's tensor: a view, but for fused projections; whole where it is
         everybody's.
 
         Args:
             name: Its Hugging Face name.
             tensor: The whole tensor: a weight, the scales of its blocks, or a bias.
-            num_kv_heads: KV heads of the whole model.
+            config: The whole model.
         """
-        if self.size == 1 or tensor.dim() == 0:
+        if self.size == 1 or tensor.numel() == 1:
             return tensor
         rows = max(tensor.dim() - 2, 0)  # a bias has nothing else
         if _BY_HALVES.match(name):
             return torch.cat([self._part(half, -2) for half in tensor.chunk(2, -2)], -2)
+        if _BY_HEADS.match(name):
+            q, kv, all_heads = config.num_q_heads, config.num_kv_heads, config.qkv_size
+            sizes = [x * config.head_dim * len(tensor) // all_heads for x in (q, kv, kv)]
+            query, *others = tensor.split(sizes)
+            return torch.cat([self._part(query, 0), *(self._of_kv(x, 0, kv) for x in others)])
         if _BY_KV_HEADS.match(name):
-            parts = min(self.size, num_kv_heads)
-            return _part(tensor, rows, parts, self.rank * parts // self.size)
+            return self._of_kv(tensor, rows, config.num_kv_heads)
         if _BY_ROWS.match(name):
             return self._part(tensor, rows)
         return self._part(tensor, -1) if _BY_COLUMNS.match(name) else tensor
 
     def _part(self, tensor: Tensor, dim: int) -> Tensor:
         return _part(tensor, dim, self.size, self.rank)
+
+    def _of_kv(self, tensor: Tensor, dim: int, num_kv_heads: int) -> Tensor:
+        parts = min(self.size, num_kv_heads)
+        return _part(tensor, dim, parts, self.rank * parts // self.size)
 
 
 def _part(tensor: Tensor, dim: int, parts: int, index: int) -> Tensor:

@@ -132,7 +132,7 @@ class Weights:
 
         def own(name: str, tensor: Tensor) -> Tensor:
             """This part of a drawn tensor, in memory of its own."""
-            found = shard.cut(name, tensor, config.num_kv_heads)
+            found = shard.cut(name, tensor, config)
             return tensor if shard.size == 1 else found.clone()
 
         def layer(index: int) -> Layer:
@@ -148,7 +148,7 @@ class Weights:
             kept = empty_layer(part, make)
             whole = dict(named_layer(config, made))
             for name, place in named_layer(part, kept):
-                place.copy_(shard.cut(name, whole[name], config.num_kv_heads))
+                place.copy_(shard.cut(name, whole[name], config))
             return kept
 
         embed = own(EMBED, drawn(embed))

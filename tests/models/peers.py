@@ -20,6 +20,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _CLASSES = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
+    "phi3": transformers.Phi3Config,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
