@@ -12,10 +12,11 @@ from smkern.limits import MAX_SIZE
 if TYPE_CHECKING:
     import torch
 
-Architecture = Literal["llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe"]
+Architecture = Literal["llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"]
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
@@ -38,7 +39,11 @@ class Family:
         head_dim_follows: Whether such a file's head_dim is hidden_size by query heads.
         scales_rope: Whether RoPE may be scaled; of others the same words mean something else.
         qkv: What checkpoints call the parts of the input projection, one where they are fused.
-        gate_up: Likewise, of an MLP or an expert.
+        mlp: What they call an MLP, or a mixture of experts.
+        gate_up: Its, or an expert's, parts, likewise.
+        down: The last of them.
+        expert_width: What config.json calls an expert's width.
+        renormalizes: Whether the weights of a token's experts always sum to 1.
     """
 
     qk_norm: bool = False
@@ -50,12 +55,26 @@ class Family:
     head_dim_follows: bool = True
     scales_rope: bool = True
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    expert_width: str = "moe_intermediate_size"
+    renormalizes: bool = False
 
 
 FAMILIES: Mapping[Architecture, Family] = {
     "llama": Family(),
     "mistral": Family(kv_heads=8, window=4096, window_switch=False),
+    "mixtral": Family(
+        has_experts=True,
+        kv_heads=8,
+        window_switch=False,
+        mlp="block_sparse_moe",
+        gate_up=("w1", "w3"),
+        down="w2",
+        expert_width="intermediate_size",
+        renormalizes=True,
+    ),
     "phi3": Family(
         window_switch=False, scales_rope=False, qkv=("qkv_proj",), gate_up=("gate_up_proj",)
     ),

@@ -40,8 +40,7 @@ class ModelConfig:
     """The sizes of a decoder of one of the architectures that are served.
 
     Attributes:
-        architecture: "llama", "mistral", "phi3", "qwen2" (with a bias of queries, keys and values),
-            "qwen3" (with QK norm) or "qwen3_moe".
+        architecture: Which of `ARCHITECTURES`' values; `family` says what sets it apart.
         vocab_size: Rows of the embedding and of the head.
         hidden_size: Width of the residual stream.
         intermediate_size: Width of a dense MLP; 0 where there is none.
@@ -101,7 +100,7 @@ class ModelConfig:
             mixtures = [name for name, family in FAMILIES.items() if family.has_experts]
             raise ConfigError(
                 f"architecture {self.architecture!r} with moe={self.moe}: {' and '.join(mixtures)} "
-                f"{'has' if len(mixtures) == 1 else 'have'} experts, the others have none"
+                "have experts, the others have none"
             )
         if not isinstance(self.rope, Rope):
             raise ConfigError(f"rope is a {type(self.rope).__name__}: pass a Rope")

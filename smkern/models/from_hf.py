@@ -45,7 +45,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("head_dim is missing: add it to config.json")
     else:
         head_dim = hidden_size // max(num_q_heads, 1)
-    moe = _moe(hf) if family.has_experts else None
+    moe = _moe(hf, family) if family.has_experts else None
     try:
         rope = Rope.from_config({**hf, "head_dim": head_dim})
     except (ArgumentError, AttributeError, TypeError, ValueError, ArithmeticError) as reason:
@@ -206,22 +206,22 @@ def _check_windows(hf: Mapping[str, Any], architecture: Architecture, max_positi
         )
 
 
-def _moe(hf: Mapping[str, Any]) -> MoeConfig:
+def _moe(hf: Mapping[str, Any], family: Family) -> MoeConfig:
     experts = "num_experts" if hf.get("num_experts") is not None else "num_local_experts"
     return MoeConfig(
         num_experts=_need(hf, experts),
         top_k=_need(hf, "num_experts_per_tok"),
-        intermediate_size=_need(hf, "moe_intermediate_size"),
-        renormalize=_flag(hf, "norm_topk_prob"),
+        intermediate_size=_need(hf, family.expert_width),
+        renormalize=family.renormalizes or _flag(hf, "norm_topk_prob"),
     )
 
 
 def _linears(num_layers: int, family: Family) -> Iterator[str]:
     """The linear layers of a decoder, of a mixture the first expert's; of very many layers the
     first."""
-    mlp = "mlp.experts.0" if family.has_experts else "mlp"
+    mlp = f"{family.mlp}.experts.0" if family.has_experts else family.mlp
     names = [f"self_attn.{x}" for x in (*family.qkv, "o_proj")]
-    names += [f"{mlp}.{x}" for x in (*family.gate_up, "down_proj")]
+    names += [f"{mlp}.{x}" for x in (*family.gate_up, family.down)]
     for index in range(min(num_layers, MOST_LAYERS)):
         yield from (f"model.layers.{index}.{name}" for name in names)
 

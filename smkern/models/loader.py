@@ -192,7 +192,8 @@ def fill(
     Raises:
         WeightsError: tensors that are missing, extra, mis-shaped or of a wrong dtype.
     """
-    config, places, fused = weights.config, weights.named(), fused_names(weights.layers)
+    config, places = weights.config, weights.named()
+    fused = fused_names(config.family, weights.layers)
     missing = set(places)
     extra: list[str] = []
     wanted: list[tuple[str, str, Tensor]] = []  # a name, our name, and where it belongs

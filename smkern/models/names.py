@@ -43,8 +43,10 @@ def has_kv_scales(names: Iterable[str]) -> bool:
     return any(name_of_scale(name).endswith(KV_SCALES) for name in names)
 
 
-def fused_names(layers: Iterable[Layer]) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-    """Tensors that replace several of `Weights.named`, as transformers 5 stores bf16 experts.
+def fused_names(
+    family: Family, layers: Iterable[Layer]
+) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    """Tensors that replace one or several of `Weights.named`, as transformers 5 has bf16 experts.
 
     Returns:
         By name: our tensor, and the names that it replaces.
@@ -52,13 +54,13 @@ def fused_names(layers: Iterable[Layer]) -> dict[str, tuple[Tensor, tuple[str, .
     found: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
     for index, layer in enumerate(layers):
         if isinstance(layer, MoeLayer) and layer.scales.down is None:
-            base = f"model.layers.{index}.mlp.experts"
-            experts = range(layer.router.shape[0])
-            halves = ("gate_proj", "up_proj")
-            parts = tuple(f"{base}.{e}.{half}.weight" for e in experts for half in halves)
-            downs = tuple(f"{base}.{e}.down_proj.weight" for e in experts)
-            found[f"{base}.gate_up_proj"] = (layer.w_gate_up, parts)
-            found[f"{base}.down_proj"] = (layer.w_down, downs)
+            base, ours = (f"model.layers.{index}.{mlp}" for mlp in ("mlp", family.mlp))
+            experts = [f"{ours}.experts.{e}" for e in range(layer.router.shape[0])]
+            parts = tuple(f"{e}.{half}.weight" for e in experts for half in family.gate_up)
+            downs = tuple(f"{e}.{family.down}.weight" for e in experts)
+            found[f"{base}.experts.gate_up_proj"] = (layer.w_gate_up, parts)
+            found[f"{base}.experts.down_proj"] = (layer.w_down, downs)
+            found[f"{base}.gate.weight"] = (layer.router, (f"{ours}.gate.weight",))
     return found
 
 
@@ -77,11 +79,11 @@ def is_ignorable(name: str, config: ModelConfig) -> bool:
 
 def named_layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor]]:
     """What follows a layer's number in the names of its weights, and views of these."""
-    scales = layer.scales
+    family, scales = config.family, layer.scales
     yield "input_layernorm.weight", layer.input_norm
     yield "post_attention_layernorm.weight", layer.post_norm
     sizes = [config.q_size, config.kv_size, config.kv_size]
-    names = [f"self_attn.{name}" for name in config.family.qkv]
+    names = [f"self_attn.{name}" for name in family.qkv]
     yield from _stacked(names, layer.qkv, sizes, scales.qkv)
     if layer.qkv_bias is not None:
         for name, part in zip(names, layer.qkv_bias.split(sizes), strict=True):
@@ -92,12 +94,12 @@ def named_layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor
     yield from _linear("self_attn.o_proj", layer.o, scales.o)
     gate_up, down = scales.gate_up, scales.down
     if not isinstance(layer, MoeLayer):
-        yield from _mlp("mlp", config.family, layer.gate_up, layer.down, gate_up, down)
+        yield from _mlp(family.mlp, family, layer.gate_up, layer.down, gate_up, down)
         return
-    yield "mlp.gate.weight", layer.router
+    yield f"{family.mlp}.gate.weight", layer.router
     for expert, weight in enumerate(zip(layer.w_gate_up, layer.w_down, strict=True)):
         of_one = [x if x is None else Scales(x.weight[expert], x.input) for x in (gate_up, down)]
-        yield from _mlp(f"mlp.experts.{expert}", config.family, *weight, *of_one)
+        yield from _mlp(f"{family.mlp}.experts.{expert}", family, *weight, *of_one)
 
 
 def _mlp(
@@ -106,7 +108,7 @@ def _mlp(
 ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
     names = [f"{base}.{name}" for name in family.gate_up]
     yield from _stacked(names, gate_up, [down.shape[1]] * 2, wide)
-    yield from _linear(f"{base}.down_proj", down, narrow)
+    yield from _linear(f"{base}.{family.down}", down, narrow)
 
 
 def _stacked(

@@ -15,9 +15,9 @@ from smkern.models.config import ModelConfig
 MAX_RANKS = 64
 """GPUs that share a model, at most; one host has 8 or 16."""
 
-_BY_ROWS = re.compile(r".*\.(q|gate|up)_proj(\.|$)|model\.embed_tokens\.|lm_head\.")
+_BY_ROWS = re.compile(r".*\.((q|gate|up)_proj|w1|w3)(\.|$)|model\.embed_tokens\.|lm_head\.")
 _BY_KV_HEADS = re.compile(r".*\.(k|v)_proj\.")
-_BY_COLUMNS = re.compile(r".*\.(o|down)_proj(\.|$)")
+_BY_COLUMNS = re.compile(r".*\.((o|down)_proj|w2)(\.|$)")
 _BY_HALVES = re.compile(r".*\.gate_up_proj(\.|$)")
 _BY_HEADS = re.compile(r".*\.qkv_proj\.")
 

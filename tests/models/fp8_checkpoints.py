@@ -87,7 +87,7 @@ def quantized(weight: Tensor, how: str) -> tuple[Tensor, Tensor]:
 
 def is_linear(name: str) -> bool:
     """Whether a checkpoint's tensor is a linear layer's weight in fp8."""
-    return name.endswith("_proj.weight")
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
 
 
 def sizes_of(family: str) -> dict[str, int]:
@@ -133,12 +133,18 @@ def write(folder: Path, kind: str, family: str = "qwen3", **changes: Any) -> dic
 def hub_tensors(model: Any) -> dict[str, Tensor]:
     """A transformers model's tensors by the names that checkpoints use: an expert a tensor."""
     found: dict[str, Tensor] = {}
+    mixtral = model.config.model_type == "mixtral"
     for name, tensor in model.state_dict().items():
+        if mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             found[name] = tensor
             continue
         base, _, which = name.rpartition(".")
-        parts = ("gate_proj", "up_proj") if which == "gate_up_proj" else ("down_proj",)
+        wide, narrow = ("w1", "w3"), ("w2",)
+        if not mixtral:
+            wide, narrow = ("gate_proj", "up_proj"), ("down_proj",)
+        parts = wide if which == "gate_up_proj" else narrow
         for expert, weight in enumerate(tensor):
             for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
                 found[f"{base}.{expert}.{part}.weight"] = piece

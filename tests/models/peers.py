@@ -20,6 +20,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _CLASSES = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
+    "mixtral": transformers.MixtralConfig,
     "phi3": transformers.Phi3Config,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
@@ -48,13 +49,16 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
-           "norm_topk_prob": True}  # fmt: skip
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
+                  "norm_topk_prob": True},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 3},
+}  # fmt: skip
 
 
 def hf_config(family: str, **changes: Any) -> Any:
     """transformers' configuration of a small model of a family."""
-    sizes = SMALL | (EXPERTS if family == "qwen3_moe" else {})
+    sizes = SMALL | EXPERTS.get(family, {})
     if family == "llama":
         sizes = sizes | {"rope_parameters": LLAMA3}
     if family == "mistral":
@@ -113,7 +117,7 @@ class Peer:
 def make_peer(family: str, *, device: str = "cpu", **changes: Any) -> Peer:
     """A random model whose weights are bf16 numbers, norms' too, so that dtypes differ in maths."""
     config = hf_config(family, **changes)
-    options = {"experts_implementation": "eager"} if family == "qwen3_moe" else {}
+    options = {"experts_implementation": "eager"} if family in EXPERTS else {}
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", dtype=torch.float32, **options

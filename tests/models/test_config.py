@@ -311,7 +311,7 @@ def test_what_a_file_leaves_out_is_what_transformers_assumes(family):
 def test_replace_is_checked():
     config = preset("qwen3-8b")
     assert config.replace(num_layers=4).num_layers == 4
-    with pytest.raises(ConfigError, match="qwen3_moe has experts"):
+    with pytest.raises(ConfigError, match="mixtral and qwen3_moe have experts"):
         config.replace(moe=MoeConfig(8, 2, 64))
     with pytest.raises(ConfigError, match=r"dtype=torch\.int8"):
         config.replace(dtype=torch.int8)

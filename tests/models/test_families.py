@@ -10,7 +10,7 @@ import torch
 
 from smkern.errors import ConfigError, WeightsError
 from smkern.models import Decoder, ModelConfig, Shard, TensorParallel, Weights, quantize
-from tests.models.fp8_checkpoints import CONFIGS, write
+from tests.models.fp8_checkpoints import CONFIGS, compressed, write
 from tests.models.peers import Peer, assert_same, hf_config, make_peer, prompts, rewrite
 from tests.models.ranks import on_ranks
 from tests.models.session import Session
@@ -18,7 +18,7 @@ from tests.models.test_fp8_decoder import assert_rounded_alike
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ("phi3",)
+FAMILIES = ("mixtral", "phi3")
 COUNTS = (37, 5, 80)
 EVEN: dict[str, Any] = {"vocab_size": 200}
 BLOCKS = EVEN | {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
@@ -134,7 +134,17 @@ def test_weights_are_quantized_and_cut(family: str, kind: Any):
         assert_same(part, again)
 
 
+def leaves(name: str) -> dict[str, Any]:
+    return {"quantization_config": compressed("channel", "token", ignore=["lm_head", name])}
+
+
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "mixtral": [
+        ({"sliding_window": 64}, "sliding_window=64 on all layers"),
+        ({"num_local_experts": None}, "num_local_experts=None"),
+        (leaves("model.layers.0.block_sparse_moe.experts.0.w2"), r"experts\.0\.w2 unquantized"),
+        (leaves("re:.*experts.*w3"), r"experts\.0\.w3 unquantized"),
+    ],
     "phi3": [
         ({"sliding_window": 64}, "sliding_window=64 on all layers"),
         ({"sliding_window": 64, "use_sliding_window": False}, "sliding_window=64"),
