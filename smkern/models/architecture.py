@@ -12,7 +12,9 @@ from smkern.limits import MAX_SIZE
 if TYPE_CHECKING:
     import torch
 
-Architecture = Literal["llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"]
+Architecture = Literal[
+    "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss"
+]
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -21,6 +23,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "SeedOssForCausalLM": "seed_oss",
 }
 """Our name of each Hugging Face model class."""
 
@@ -83,6 +86,7 @@ FAMILIES: Mapping[Architecture, Family] = {
     "qwen3_moe": Family(
         qk_norm=True, has_experts=True, kv_heads=4, window=4096, head_dim_follows=False
     ),
+    "seed_oss": Family(qkv_bias=True, kv_heads=8, head_dim_follows=False),
 }
 
 

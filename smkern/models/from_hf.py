@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 OTHER_TYPES: Mapping[Architecture, tuple[str, ...]] = {"llama": ("internlm3", "iquestcoder")}
 """Types of which transformers makes the same model."""
+OWN_OPTIONS: Mapping[Architecture, dict[str, tuple[Any, ...]]] = {
+    "qwen3_moe": {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [], ())},
+    "seed_oss": {"attention_out_bias": (None, False)},
+}
+"""Entries that only an architecture's files have, and what is served of them."""
 DEFAULT_WINDOW_LAYERS = 28
 """transformers' max_window_layers of Qwens."""
 MOST_LAYERS = 512
@@ -166,10 +171,9 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture, max_positio
         "is_encoder_decoder": (None, False),
         "is_causal": (None, True),
     }
-    if not FAMILIES[architecture].qkv_bias:  # whose layers have one, whatever a file says
-        wanted["attention_bias"] = (None, False)
-    if FAMILIES[architecture].has_experts:
-        wanted |= {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [], ())}
+    if architecture != "qwen2":  # whose layers have one, whatever a file says
+        wanted["attention_bias"] = (None, FAMILIES[architecture].qkv_bias)
+    wanted |= OWN_OPTIONS.get(architecture, {})
     for name, served in wanted.items():
         value = hf.get(name)
         if value not in served:

@@ -25,6 +25,7 @@ _CLASSES = {
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
+    "seed_oss": transformers.SeedOssConfig,
 }
 SMALL: dict[str, Any] = {
     "vocab_size": 199,

@@ -18,7 +18,7 @@ from tests.models.test_fp8_decoder import assert_rounded_alike
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ("mixtral", "phi3")
+FAMILIES = ("mixtral", "phi3", "seed_oss")
 COUNTS = (37, 5, 80)
 EVEN: dict[str, Any] = {"vocab_size": 200}
 BLOCKS = EVEN | {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
@@ -155,6 +155,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             "the heads of phi3 rotate whole",
         ),
         ({"attention_bias": True}, "attention_bias=True"),
+    ],
+    "seed_oss": [
+        ({"attention_bias": False}, "attention_bias=False: the operators serve True"),
+        ({"attention_out_bias": True}, "attention_out_bias=True: the operators serve False"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"head_dim": None}, "head_dim is missing"),
     ],
 }
 
