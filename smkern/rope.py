@@ -167,7 +167,8 @@ class Rope:
         Args:
             config: an object or a mapping with `head_dim` (or `hidden_size` and
                 `num_attention_heads`), `rope_theta`, `partial_rotary_factor`, and `rope_scaling`
-                (or `rope_parameters`) of rope_type default, linear, llama3 or yarn.
+                (or `rope_parameters`) of rope_type default, linear, llama3 or yarn; dynamic is
+                read as transformers runs it up to `max_position_embeddings`, unscaled.
             interleaved: configs do not say it.
 
         Raises:
@@ -304,6 +305,9 @@ def _scaling(parameters: Mapping[str, Any], max_position: int | None) -> Scaling
 
     if kind == "default":
         return None
+    if kind == "dynamic":  # scales by what lies beyond max_position_embeddings; up to it nothing
+        _check("factor", need("factor"), 0, above=True)
+        return None
     if kind == "linear":
         return Linear(need("factor"))
     if kind == "llama3":
@@ -323,6 +327,6 @@ def _scaling(parameters: Mapping[str, Any], max_position: int | None) -> Scaling
             truncate=parameters.get("truncate", True) or False,  # null is no
         )
     raise ArgumentError(
-        f"rope_type {kind!r} is not there: use default, linear, llama3 or yarn, or make a table of "
-        "cosines and sines [max_position, rotary_dim] of your own"
+        f"rope_type {kind!r} is not there: use default, dynamic, linear, llama3 or yarn, or make a "
+        "table of cosines and sines [max_position, rotary_dim] of your own"
     )

@@ -16,6 +16,7 @@ Architecture = Literal[
     "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss"
 ]
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "InternLM3ForCausalLM": "llama",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OTHER_TYPES: Mapping[Architecture, tuple[str, ...]] = {"llama": ("internlm3", "iquestcoder")}
 """Types of which transformers makes the same model."""
 OWN_OPTIONS: Mapping[Architecture, dict[str, tuple[Any, ...]]] = {
+    "llama": {"bias": (None, False), "qkv_bias": (None, False)},
     "qwen3_moe": {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [], ())},
     "seed_oss": {"attention_out_bias": (None, False)},
 }
@@ -135,7 +136,7 @@ def _architecture(hf: Mapping[str, Any]) -> Architecture:
             _check_type(name, model_type, hf)
             return ARCHITECTURES[name]
     for architecture in () if named else ARCHITECTURES.values():
-        if model_type == architecture:
+        if model_type in _types(architecture):
             return architecture
     raise ConfigError(
         f"architectures={named} with model_type={hf.get('model_type')!r}: there is "
@@ -143,9 +144,13 @@ def _architecture(hf: Mapping[str, Any]) -> Architecture:
     )
 
 
+def _types(architecture: Architecture) -> set[str]:
+    return {architecture, *OTHER_TYPES.get(architecture, ())}
+
+
 def _check_type(name: str, model_type: str, hf: Mapping[str, Any]) -> None:
     """Raise ConfigError for an architecture of another model's type, whose maths differ."""
-    served = {ARCHITECTURES[name], *OTHER_TYPES.get(ARCHITECTURES[name], ())}
+    served = _types(ARCHITECTURES[name])
     if hf.get("model_type") is not None and model_type not in served:
         raise ConfigError(
             f"architectures names {name} with model_type={model_type!r}: they disagree, and "

@@ -20,6 +20,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _CLASSES = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
+    "internlm3": transformers.InternLM3Config,
     "mixtral": transformers.MixtralConfig,
     "phi3": transformers.Phi3Config,
     "qwen2": transformers.Qwen2Config,
@@ -50,6 +51,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 6.0}
 EXPERTS = {
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
                   "norm_topk_prob": True},
@@ -62,6 +64,8 @@ def hf_config(family: str, **changes: Any) -> Any:
     sizes = SMALL | EXPERTS.get(family, {})
     if family == "llama":
         sizes = sizes | {"rope_parameters": LLAMA3}
+    if family == "internlm3":
+        sizes = sizes | {"rope_parameters": DYNAMIC}
     if family == "mistral":
         sizes = sizes | {"sliding_window": None}
     return _CLASSES[family](**(sizes | changes))

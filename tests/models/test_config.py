@@ -150,7 +150,7 @@ def test_yarn_stretches_the_context_that_a_file_leaves_as_it_was():
 
 SLIDING = {"use_sliding_window": True, "layer_types": None, "max_window_layers": 0}
 REFUSED = [
-    ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*there is \['LlamaForCausalLM'"),
+    ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*there is \[.*'LlamaForCausalLM'"),
     ({"architectures": [], "model_type": "mamba"}, "'mamba'"),
     ({"attention_bias": True}, "attention_bias=True: the operators serve False"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu': the operators serve 'silu'"),

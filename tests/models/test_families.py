@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from smkern.errors import ConfigError, WeightsError
+from smkern.errors import ArgumentError, ConfigError, WeightsError
 from smkern.models import Decoder, ModelConfig, Shard, TensorParallel, Weights, quantize
 from tests.models.fp8_checkpoints import CONFIGS, compressed, write
 from tests.models.peers import Peer, assert_same, hf_config, make_peer, prompts, rewrite
@@ -18,8 +18,9 @@ from tests.models.test_fp8_decoder import assert_rounded_alike
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ("mixtral", "phi3", "seed_oss")
+FAMILIES = ("internlm3", "mixtral", "phi3", "seed_oss")
 COUNTS = (37, 5, 80)
+LIKE = {"internlm3": "llama"}
 EVEN: dict[str, Any] = {"vocab_size": 200}
 BLOCKS = EVEN | {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
                  "num_key_value_heads": 4}  # fmt: skip
@@ -53,7 +54,7 @@ def assert_close(got: torch.Tensor, peer: Peer) -> None:
 
 def test_a_folder_gives_the_models_logits(peer: Peer, folder: Path):
     weights = Weights.load(folder)
-    assert weights.config.architecture == peer.family
+    assert weights.config.architecture == LIKE.get(peer.family, peer.family)
     assert_close(logits_of(weights, weights.config), peer)
 
 
@@ -83,6 +84,22 @@ def test_what_is_missing_is_named_as_the_files_name_it(peer: Peer, folder: Path)
         with pytest.raises(WeightsError, match=rf"lacks 1 tensor: {name}"):
             Weights.load(folder)
         rewrite(folder, lambda t: t.update(kept))  # noqa: B023
+
+
+def test_dynamic_rope_is_plain_up_to_its_own_context():
+    """As InternLM3's, whose published files name a class of their own."""
+    contents = hf_config("internlm3", **EVEN).to_dict()
+    published = contents | {"architectures": ["InternLM3ForCausalLM"]}
+    config = ModelConfig.from_hf(published)
+    assert config == ModelConfig.from_hf(contents)
+    assert config.rope.scaling is None
+    peer = make_peer("internlm3", **EVEN)
+    weights = Weights.from_tensors(config.replace(dtype=torch.float32), peer.model.state_dict())
+    texts = prompts([config.max_position], 200)
+    got = Session.make(Decoder(weights.config, weights), 1, config.max_position).logits(texts)
+    torch.testing.assert_close(got, peer.last_logits(texts, torch.float32), rtol=2e-4, atol=2e-4)
+    with pytest.raises(ArgumentError, match="max_position=513: the model's context has 512"):
+        Decoder(weights.config, weights, max_position=513)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -139,6 +156,11 @@ def leaves(name: str) -> dict[str, Any]:
 
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "internlm3": [
+        ({"bias": True}, "bias=True: the operators serve False"),
+        ({"qkv_bias": True}, "qkv_bias=True: the operators serve False"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "type 'dynamic' has no factor"),
+    ],
     "mixtral": [
         ({"sliding_window": 64}, "sliding_window=64 on all layers"),
         ({"num_local_experts": None}, "num_local_experts=None"),

@@ -158,6 +158,7 @@ CONFIGS = [
     ),
     ({"head_dim": 64, "rope_scaling": {"type": "linear", "factor": 2.0}},
      Rope(64, scaling=Linear(2.0))),
+    ({"head_dim": 128, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}}, Rope(128)),
 ]  # fmt: skip
 
 
