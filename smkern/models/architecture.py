@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     import torch
 
 Architecture = Literal[
-    "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss"
+    "llama", "mistral", "mistral3", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss"
 ]
 ARCHITECTURES: Mapping[str, Architecture] = {
     "InternLM3ForCausalLM": "llama",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "Mistral3ForConditionalGeneration": "mistral3",
     "MixtralForCausalLM": "mixtral",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
@@ -48,6 +49,7 @@ class Family:
         down: The last of them.
         expert_width: What config.json calls an expert's width.
         renormalizes: Whether the weights of a token's experts always sum to 1.
+        text_type: The model_type of the text model that it wraps, which alone is read.
     """
 
     qk_norm: bool = False
@@ -64,11 +66,15 @@ class Family:
     down: str = "down_proj"
     expert_width: str = "moe_intermediate_size"
     renormalizes: bool = False
+    text_type: str | None = None
 
 
+WRAPPED = ("language_model.model", "model.language_model")
+"""What the wrapped text model, alone "model", is called in files, and by transformers 5."""
 FAMILIES: Mapping[Architecture, Family] = {
     "llama": Family(),
     "mistral": Family(kv_heads=8, window=4096, window_switch=False),
+    "mistral3": Family(kv_heads=8, window=4096, window_switch=False, text_type="mistral"),
     "mixtral": Family(
         has_experts=True,
         kv_heads=8,

@@ -10,6 +10,7 @@ from smkern.limits import MAX_SIZE
 from smkern.models.architecture import (
     ARCHITECTURES,
     FAMILIES,
+    WRAPPED,
     Architecture,
     Family,
     MoeConfig,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 OTHER_TYPES: Mapping[Architecture, tuple[str, ...]] = {"llama": ("internlm3", "iquestcoder")}
 """Types of which transformers makes the same model."""
+OF_WRAPPERS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+"""Entries of a model that wraps another which count before the other's."""
 OWN_OPTIONS: Mapping[Architecture, dict[str, tuple[Any, ...]]] = {
     "llama": {"bias": (None, False), "qkv_bias": (None, False)},
     "qwen3_moe": {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [], ())},
@@ -43,6 +46,8 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
     """
     architecture = _architecture(hf)
     family = FAMILIES[architecture]
+    if family.text_type is not None:
+        hf = _text_of(hf, family.text_type)
     num_q_heads = _need(hf, "num_attention_heads")
     hidden_size = _need(hf, "hidden_size")
     if hf.get("head_dim") is not None:
@@ -225,6 +230,17 @@ def _moe(hf: Mapping[str, Any], family: Family) -> MoeConfig:
     )
 
 
+def _text_of(hf: Mapping[str, Any], served: str) -> Mapping[str, Any]:
+    """The entries of a wrapped text model, and those that the wrapper has for all its models."""
+    text = hf.get("text_config")
+    if not isinstance(text, Mapping) or text.get("model_type") != served:
+        kind = text.get("model_type") if isinstance(text, Mapping) else text
+        raise ConfigError(
+            f"text_config of model_type {kind!r:.40}: there is {served!r}; choose another model"
+        )
+    return {**text, **{name: hf[name] for name in OF_WRAPPERS if hf.get(name) is not None}}
+
+
 def _linears(num_layers: int, family: Family) -> Iterator[str]:
     """The linear layers of a decoder, of a mixture the first expert's; of very many layers the
     first."""
@@ -232,7 +248,8 @@ def _linears(num_layers: int, family: Family) -> Iterator[str]:
     names = [f"self_attn.{x}" for x in (*family.qkv, "o_proj")]
     names += [f"{mlp}.{x}" for x in (*family.gate_up, family.down)]
     for index in range(min(num_layers, MOST_LAYERS)):
-        yield from (f"model.layers.{index}.{name}" for name in names)
+        for prefix in ("model",) if family.text_type is None else WRAPPED:
+            yield from (f"{prefix}.layers.{index}.{name}" for name in names)
 
 
 def _dtype(hf: Mapping[str, Any]) -> torch.dtype:

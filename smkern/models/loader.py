@@ -27,6 +27,7 @@ from smkern.models.names import (
     has_kv_scales,
     is_ignorable,
     name_of_scale,
+    text_names,
 )
 from smkern.models.quantization import Quantization
 from smkern.models.shard import WHOLE, Shard
@@ -144,6 +145,7 @@ def filled(
         WeightsError: as `fill`.
     """
     place, num_layers = torch_device(device), config.num_layers
+    theirs = text_names(config.family, names)
     shard.config(config)
     if num_layers > len(names):  # found out before so many layers are described
         raise WeightsError(
@@ -151,18 +153,18 @@ def filled(
             "config.json that belongs to it"
         )
     given = config.quantization
-    scaled = (given is not None and given.kv_scales) or has_kv_scales(names)
+    scaled = (given is not None and given.kv_scales) or has_kv_scales(theirs)
     described = empty(config, "meta", WHOLE, kv_scales=scaled)
-    fill(described, names, lambda name: _described(read(name)), source, convert=convert)
+    fill(described, theirs, lambda x: _described(read(theirs[x])), source, convert=convert)
     weights = empty(config, place, shard, kv_scales=scaled)
 
     def part(name: str) -> Tensor:
-        tensor = read(name)
+        tensor = read(theirs[name])
         if tensor.dim() == 1 and tensor.numel() > 1 and _is_scale(name_of_scale(name)):
             tensor = tensor[:, None]  # scales of rows, to be cut as the rows are
         return shard.cut(name, tensor, config)
 
-    fill(weights, names, part, source, convert=convert, bar=bar)
+    fill(weights, theirs, part, source, convert=convert, bar=bar)
     return weights
 
 

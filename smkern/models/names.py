@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from smkern.models.architecture import Family
+from smkern.models.architecture import WRAPPED, Family
 from smkern.models.layers import Layer, MoeLayer, Scales
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 IGNORABLE = (r".*\.rotary_emb\.inv_freq", r".*\.(q|prob)_scale", r".*\.masked_bias")
 """Names in checkpoints that are not read: values that config.json implies, scales of fp8 attention.
 """
+BESIDE_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+"""What a wrapper of a text model has beside it."""
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 KV_SCALES = ("self_attn.k_scale", "self_attn.v_scale")
 """What an fp8 cache's values are multiplied by; two a layer."""
@@ -36,6 +38,22 @@ def name_of_scale(name: str) -> str:
         if name.endswith(ending):
             return name.removesuffix(ending) + other
     return name
+
+
+def text_names(family: Family, names: Collection[str]) -> dict[str, str]:
+    """The names of a checkpoint by what the text model alone would call its tensors; those of what
+    is wrapped beside it are left out."""
+    if family.text_type is None:
+        return {name: name for name in names}
+    found: dict[str, str] = {}
+    for name in names:
+        plain = name.removeprefix("language_model.") if name.endswith(HEAD) else name
+        for prefix in WRAPPED:
+            if name.startswith(f"{prefix}."):
+                plain = f"model{name.removeprefix(prefix)}"
+        if not BESIDE_TEXT.match(name):
+            found[name if plain in found or plain in names else plain] = name
+    return found
 
 
 def has_kv_scales(names: Iterable[str]) -> bool:

@@ -12,6 +12,8 @@ from smkern.limits import FP8_BLOCK as BLOCK
 
 Kind = Literal["fp8-block", "fp8-channel", "fp8-tensor"]
 Activations = Literal["dynamic", "static"]
+HEADS = "lm_head", "language_model.lm_head"
+"""The head's names, the second in a model that wraps another."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -195,7 +197,7 @@ def _check_kept(given: Mapping[str, Any], entries: Iterable[str], linears: Itera
                 f"quantization_config leaves {name} unquantized: all linear layers are served in "
                 "fp8, or none; choose a checkpoint that quantizes them all"
             )
-    if given.get("quant_method") == "compressed-tensors" and not is_kept("lm_head"):
+    if given.get("quant_method") == "compressed-tensors" and not any(map(is_kept, HEADS)):
         raise ConfigError(
             "quantization_config.ignore does not name lm_head: the head is served unquantized; "
             "choose a checkpoint that leaves it so"

@@ -87,7 +87,9 @@ def quantized(weight: Tensor, how: str) -> tuple[Tensor, Tensor]:
 
 def is_linear(name: str) -> bool:
     """Whether a checkpoint's tensor is a linear layer's weight in fp8."""
-    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
+    return "vision" not in name and name.endswith(
+        ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+    )
 
 
 def sizes_of(family: str) -> dict[str, int]:

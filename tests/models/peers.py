@@ -28,6 +28,7 @@ _CLASSES = {
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "seed_oss": transformers.SeedOssConfig,
 }
+_AUTO = {"mistral3": transformers.AutoModelForImageTextToText}
 SMALL: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 128,
@@ -52,6 +53,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 6.0}
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "image_size": 32,
+          "num_attention_heads": 2, "patch_size": 16, "head_dim": 16}  # fmt: skip
 EXPERTS = {
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
                   "norm_topk_prob": True},
@@ -64,6 +67,10 @@ def hf_config(family: str, **changes: Any) -> Any:
     sizes = SMALL | EXPERTS.get(family, {})
     if family == "llama":
         sizes = sizes | {"rope_parameters": LLAMA3}
+    if family == "mistral3":
+        wrapper = {"tie_word_embeddings": changes.pop("tie_word_embeddings", False)}
+        text = SMALL | {"model_type": "mistral", "sliding_window": None} | changes
+        return transformers.Mistral3Config(text_config=text, vision_config=VISION, **wrapper)
     if family == "internlm3":
         sizes = sizes | {"rope_parameters": DYNAMIC}
     if family == "mistral":
@@ -124,7 +131,7 @@ def make_peer(family: str, *, device: str = "cpu", **changes: Any) -> Peer:
     config = hf_config(family, **changes)
     options = {"experts_implementation": "eager"} if family in EXPERTS else {}
     with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(
+        model = _AUTO.get(family, transformers.AutoModelForCausalLM).from_config(
             config, attn_implementation="eager", dtype=torch.float32, **options
         )
     with torch.no_grad():
@@ -132,7 +139,7 @@ def make_peer(family: str, *, device: str = "cpu", **changes: Any) -> Peer:
             if "norm" in name:
                 parameter.normal_(1.0, 0.1)
             else:  # a bias is as large as what it is added to
-                std = config.initializer_range if parameter.dim() > 1 else 0.5
+                std = config.get_text_config().initializer_range if parameter.dim() > 1 else 0.5
                 parameter.normal_(0.0, std)
             parameter.copy_(parameter.bfloat16())
     return Peer(family, model.eval())
