@@ -18,16 +18,17 @@ from smkern.models import Decoder, ModelConfig, Weights
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Mistral's layers are Llama's."""
 _CLASSES = {
-    "llama": transformers.LlamaConfig,
-    "mistral": transformers.MistralConfig,
-    "internlm3": transformers.InternLM3Config,
-    "mixtral": transformers.MixtralConfig,
-    "phi3": transformers.Phi3Config,
-    "qwen2": transformers.Qwen2Config,
-    "qwen3": transformers.Qwen3Config,
-    "qwen3_moe": transformers.Qwen3MoeConfig,
-    "seed_oss": transformers.SeedOssConfig,
+    "llama": "LlamaConfig",
+    "mistral": "MistralConfig",
+    "internlm3": "InternLM3Config",
+    "mixtral": "MixtralConfig",
+    "phi3": "Phi3Config",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
+    "qwen3_moe": "Qwen3MoeConfig",
+    "seed_oss": "SeedOssConfig",
 }
+"""By name: an older transformers has not all of them."""
 _AUTO = {"mistral3": transformers.AutoModelForImageTextToText}
 SMALL: dict[str, Any] = {
     "vocab_size": 199,
@@ -75,7 +76,7 @@ def hf_config(family: str, **changes: Any) -> Any:
         sizes = sizes | {"rope_parameters": DYNAMIC}
     if family == "mistral":
         sizes = sizes | {"sliding_window": None}
-    return _CLASSES[family](**(sizes | changes))
+    return getattr(transformers, _CLASSES[family])(**(sizes | changes))
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
