@@ -47,13 +47,17 @@ def absent_places(
     """Those of `opened` of a device that is not there, to say what would be measured."""
     total = info.num_sms
     counts = _within(budgets, total)
-    found = [Budget(n, "mask", True) for n in counts if n == total]
+    found = [_absent(n, total) for n in counts if n == total]
     if "grid" in confined:
-        found += [Budget(n, "grid", True) for n in counts if n < total]
+        found += [Place(Budget(n, "grid", True), None) for n in counts if n < total]
     if "mask" in confined:
-        sides = [n for n in counts if side_for(n, info, "spread") is not None]
-        found += [Budget(n, "mask", 2 * n > total) for n in sides]
-    return [Place(budget, None) for budget in found]
+        found += [_absent(n, total) for n in counts if side_for(n, info, "spread") is not None]
+    return found
+
+
+def _absent(num_sms: int, total: int) -> Place:
+    """A partition that is not there; clusters can launch on the larger side of a split."""
+    return Place(Budget(num_sms, "mask", num_sms > total // 2), None)
 
 
 def _within(budgets: Iterable[int], total: int) -> list[int]:
@@ -104,10 +108,6 @@ def ladder_sides() -> Iterator[Sides]:
 def absent_sides(info: DeviceInfo) -> Sides:
     """The same of a device that is not there, to say what would be measured."""
     total, rungs = info.num_sms, plan_ladder(info).rungs
-
-    def place(num_sms: int) -> Place:
-        return Place(Budget(num_sms, "mask", num_sms > total // 2), None)
-
-    return Sides(
-        tuple(place(n) for n in rungs), tuple(place(total - n) for n in rungs), place(total)
-    )
+    decode = tuple(_absent(n, total) for n in rungs)
+    prefill = tuple(_absent(total - n, total) for n in rungs)
+    return Sides(decode, prefill, _absent(total, total))

@@ -60,13 +60,12 @@ def tune_operator(
     modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
     counts = asked.budgets or work.budgets
 
-    def jobs(places: Sequence[Place], profile: Profile) -> list[Job]:
-        found = [Job(family, case, place) for case in work.cases for place in places]
-        return [job for job in found if job.wanted(profile)]
+    def jobs(places: Sequence[Place]) -> list[Job]:
+        return [Job(family, case, place) for case in work.cases for place in places]
 
     if asked.dry_run:
         profile = load_profile()
-        _describe(jobs(absent_places(counts, modes, profile.info), profile), profile)
+        _describe(jobs(absent_places(counts, modes, profile.info)), profile)
         return
     gpu = device_info().name
     path = asked.out or user_path(gpu, family.name)
@@ -74,7 +73,8 @@ def tune_operator(
     with Stop(asked.seconds) as stop:
         tuning = _Run(asked, tables, stop)
         with opened(counts, modes) as places:
-            found = jobs(places, load_profile(0))
+            profile = load_profile(0)
+            found = [job for job in jobs(places) if job.wanted(profile)]
             tuning.measure(found, f"{path}; every candidate in {tables.raw_path}")
 
 
